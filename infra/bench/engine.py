@@ -1,0 +1,228 @@
+"""How many inputs one processor decides per second on a real broker, beside a plain pass-through of the same bytes.
+
+The mix of `infra.bench.core`, in the order in which an engine meets it: the n-th inputs of all sessions, then the next.
+All inputs stand in the topic before the clock starts; it runs from the first decided input to the last commit. One
+process, its own broker on the same machine. What each part costs is measured around the calls of the engine.
+
+    python -m infra.bench.engine [--sessions N] [--partitions N] [--out FILE] [--profile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from infra.bench.core import KEYS, inputs_of
+from infra.bench.measures import Measures
+from infra.bench.raw import Sizes, pass_through
+from infra.bench.writing import Written, write_all
+from onepen.processors.session import Session
+from onepen.schemas.partitioning import partition_of
+from onepen.streams.core import SessionCore
+from onepen.streams.embedded_kafka import EmbeddedKafka
+from onepen.streams.engine import Engine
+from onepen.streams.engine_settings import EngineSettings
+from onepen.streams.kafka import KafkaLog
+from onepen.streams.kafka_transactions import KafkaTransaction
+from onepen.streams.log import Batch, Member, Outcome, Output, Record
+from onepen.streams.settings import Settings
+from onepen.streams.topic_admin import apply
+
+AIM_PER_S: Final = 15_000
+AIM_RATIO: Final = 0.2
+LIMIT_S: Final = 600.0
+SAMPLE: Final = 2_000
+KINDS: Final = 11
+
+R = TypeVar("R")
+
+
+class Costs:
+    """Nanoseconds by part, and a sample of the sizes of what was written."""
+
+    def __init__(self) -> None:
+        self.ns: dict[str, int] = defaultdict(int)
+        self.records = 0
+        self.bytes = 0
+        self.sizes: list[tuple[str, int, int]] = []
+
+    def of(self, part: str, call: Callable[[], R]) -> R:
+        before = time.perf_counter_ns()
+        try:
+            return call()
+        finally:
+            self.ns[part] += time.perf_counter_ns() - before
+
+    def wrote(self, outputs: Sequence[Output]) -> None:
+        self.records += len(outputs)
+        for output in outputs:
+            self.bytes += len(output.value or b"")
+        # Spread over the whole run, since the n-th inputs of all sessions come together.
+        step = max(1, len(outputs) // 20)
+        self.sizes += [(o.topic, len(o.key or b""), len(o.value or b"")) for o in outputs[::step]]
+
+
+class MeasuredCore(SessionCore):
+    def __init__(self, costs: Costs, settings: EngineSettings) -> None:
+        super().__init__(KEYS, settings.topics, settings.partitions)
+        self._costs = costs
+
+    def read(self, record: Record) -> Any:
+        return self._costs.of("decode", lambda: super(MeasuredCore, self).read(record))
+
+    def decide(
+        self, rules: Any, session: Session, command: Any, record: Record, out: list[Output]
+    ) -> tuple[Session, bool]:
+        return self._costs.of(
+            "decide_encode", lambda: super(MeasuredCore, self).decide(rules, session, command, record, out)
+        )
+
+    def changes(self, session: Session) -> tuple[dict[bytes, bytes | None], int]:
+        return self._costs.of("state", lambda: super(MeasuredCore, self).changes(session))
+
+
+class MeasuredTransaction:
+    """See `log.Transaction`."""
+
+    def __init__(self, costs: Costs, inner: KafkaTransaction) -> None:
+        self._costs, self._inner = costs, inner
+
+    @property
+    def positions(self) -> Mapping[tuple[str, int], int]:
+        return self._inner.positions
+
+    @property
+    def open(self) -> bool:
+        return self._inner.open
+
+    def produce(self, outputs: Sequence[Output]) -> None:
+        self._costs.wrote(outputs)
+        self._costs.of("produce", lambda: self._inner.produce(outputs))
+
+    def commit(self, offsets: Mapping[int, int], member: Member) -> Outcome:
+        self._costs.ns["transactions"] += 1
+        return self._costs.of("commit", lambda: self._inner.commit(offsets, member))
+
+    def abort(self) -> Outcome:
+        return self._inner.abort()
+
+
+class MeasuredLog(KafkaLog):
+    def __init__(self, costs: Costs, settings: EngineSettings) -> None:
+        super().__init__(settings)
+        self._costs = costs
+
+    def poll(self, *, records_max: int, bytes_max: int, wait_ms: int) -> Batch:
+        return self._costs.of(
+            "poll",
+            lambda: super(MeasuredLog, self).poll(records_max=records_max, bytes_max=bytes_max, wait_ms=wait_ms),
+        )
+
+    def begin(self, records: int) -> MeasuredTransaction:  # type: ignore[override]
+        return MeasuredTransaction(self._costs, super().begin(records))
+
+
+def fill(bootstrap: str, topic: str, partitions: int, sessions: int) -> int:
+    """Put the inputs of all sessions into the topic; how many there are."""
+    now_ms = time.time_ns() // 1_000_000
+    names = [f"session-{number}" for number in range(sessions)]
+    runs = [(name.encode(), [data for _, data in inputs_of(name, now_ms)]) for name in names]
+    return write_all(
+        bootstrap,
+        (Written(topic, key, data[step], partition_of(key, partitions)) for step in range(KINDS) for key, data in runs),
+    )
+
+
+def decide_all(
+    settings: EngineSettings, total: int, costs: Costs, profile: cProfile.Profile | None
+) -> tuple[float, float]:
+    """(wall, CPU) seconds from the first decided input to the last commit."""
+    log = MeasuredLog(costs, settings)
+    engine = Engine(log, MeasuredCore(costs, settings), settings)
+    log.subscribe(engine)
+    deadline = time.monotonic() + LIMIT_S
+    try:
+        while not engine.decided:
+            engine.turn()
+            _check(deadline, engine, total)
+        costs.ns.clear()
+        first, began, cpu = engine.decided, time.perf_counter(), time.process_time()
+        if profile is not None:
+            profile.enable()
+        while engine.decided < total:
+            engine.turn()
+            _check(deadline, engine, total)
+        if profile is not None:
+            profile.disable()
+        share = total / (total - first)
+        return (time.perf_counter() - began) * share, (time.process_time() - cpu) * share
+    finally:
+        log.close(leave=True)
+
+
+def _check(deadline: float, engine: Engine[Any], total: int) -> None:
+    if time.monotonic() > deadline:
+        raise TimeoutError(f"only {engine.decided} of {total} inputs were decided in {LIMIT_S:.0f} s")
+
+
+@contextmanager
+def broker() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="onepen-bench-") as folder:
+        kafka = EmbeddedKafka(Path(folder) / "kafka", heap_mb=1_024)
+        try:
+            yield kafka.start()
+        finally:
+            kafka.stop()
+
+
+def prepared(bootstrap: str, prefix: str, partitions: int) -> EngineSettings:
+    """The topics of a prefix, as `onepen up` makes them."""
+    apply(Settings(bootstrap=bootstrap, prefix=prefix, partitions=partitions), 60_000)
+    return EngineSettings(bootstrap, prefix, partitions, "s0")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Inputs per second of one processor on a real broker.")
+    parser.add_argument("--sessions", type=int, default=10_000)
+    parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--out", type=Path, help="append the lines to this file, too")
+    parser.add_argument("--profile", action="store_true", help="say where the time goes as well")
+    options = parser.parse_args()
+    measures = Measures(options.out)
+    with broker() as bootstrap:
+        settings = prepared(bootstrap, "bench", options.partitions)
+        total = fill(bootstrap, settings.topics.inputs, options.partitions, options.sessions)
+        costs, profile = Costs(), cProfile.Profile() if options.profile else None
+        wall, cpu = decide_all(settings, total, costs, profile)
+        measures.calibrate()
+        sizes: Sizes = costs.sizes[:: max(1, len(costs.sizes) // SAMPLE)]
+        raw = pass_through(bootstrap, settings.topics.inputs, options.partitions, total, costs.records / total, sizes)
+    measures.say("raw.pass_through_per_s", raw, "inputs/s", inputs=total)
+    measures.say(
+        "engine.inputs_per_s",
+        total / wall,
+        "inputs/s",
+        baseline=raw,
+        per_cpu_s=round(total / cpu),
+        aim=AIM_PER_S,
+        aim_ratio=AIM_RATIO,
+        records_out=round(costs.records / total, 2),
+        bytes_out=round(costs.bytes / total),
+        transactions=costs.ns.pop("transactions"),
+    )
+    for part, ns in sorted(costs.ns.items()):
+        measures.say(f"engine.{part}_us", ns / 1000 / total, "us")
+    if profile is not None:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(40)
+
+
+if __name__ == "__main__":
+    main()

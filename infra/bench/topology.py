@@ -1,0 +1,177 @@
+"""The loop alone, beside the two best known of its kind: count the inputs of each session, one event for each input.
+
+The same backlog of JSON inputs on four partitions for each of them, one thread, exactly once: onepen's engine with a
+core that counts, Kafka Streams (`kafka_streams/`, built by Maven when `mvn` and a JDK are there) and Faust. Judged from
+outside: a read_committed reader takes the time between the first and the last tenth of the events, so that starting up
+counts for nobody. An event that is missing, repeated or miscounted ends the benchmark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import orjson
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from infra.bench.counting import counter
+from infra.bench.engine import broker, prepared
+from infra.bench.measures import Measures
+from infra.bench.serving import child
+from infra.bench.writing import Written, write_all
+
+PARTITIONS: Final = 4
+SESSIONS: Final = 10_000
+LIMIT_S: Final = 120.0
+STREAMS: Final = Path(__file__).parent / "kafka_streams"
+FAUST: Final = Path(__file__).parent / "topology_faust.py"
+
+
+def fill(bootstrap: str, topic: str, total: int) -> None:
+    def records() -> Iterator[Written]:
+        for number in range(total):
+            session = f"session-{number % SESSIONS}"
+            value = orjson.dumps({"session": session, "number": number, "content": "x" * 200})
+            yield Written(topic, session, value, number % SESSIONS % PARTITIONS)
+
+    write_all(bootstrap, records())
+
+
+def measured(bootstrap: str, topic: str, total: int) -> tuple[float, int]:
+    """(events per second between the first and the last tenth, events); stops at LIMIT_S with what is there."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "outside", "isolation.level": "read_committed",
+         "enable.auto.commit": False}
+    )  # fmt: skip
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
+    counts: dict[str, int] = {}
+    seen, marks = 0, [(time.perf_counter(), 0)]
+    deadline = time.monotonic() + LIMIT_S
+    try:
+        while seen < total and time.monotonic() < deadline:
+            for message in consumer.consume(2_000, 0.05):
+                if message.error() is not None:
+                    continue
+                event = orjson.loads(message.value() or b"")
+                counts[event["session"]] = due = counts.get(event["session"], 0) + 1
+                if event["count"] != due:
+                    raise AssertionError(f"{topic}: {event} where count {due} was due")
+                seen += 1
+            marks.append((time.perf_counter(), seen))
+    finally:
+        consumer.close()
+    if not seen:
+        raise TimeoutError(f"{topic}: no event in {LIMIT_S:.0f} s")
+    within = [mark for mark in marks if seen * 0.1 <= mark[1] <= seen * 0.9]
+    if len(within) < 2 or within[-1][0] == within[0][0]:
+        raise TimeoutError(f"{topic}: {seen} of {total} events in {LIMIT_S:.0f} s are too few to be measured")
+    return (within[-1][1] - within[0][1]) / (within[-1][0] - within[0][0]), seen
+
+
+@contextmanager
+def command(*words: str) -> Iterator[None]:
+    """A program, until the block is left; its output is shown only when it ends by itself."""
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(words, stdout=log, stderr=log)
+        try:
+            yield
+            ended = process.poll()
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+        if ended is not None:
+            log.seek(0)
+            raise RuntimeError(f"{words[0]} ended with {ended}: {log.read()[-2_000:].decode(errors='replace')}")
+
+
+def of_onepen(bootstrap: str, total: int) -> tuple[float, int]:
+    settings = prepared(bootstrap, "counting", PARTITIONS)
+    fill(bootstrap, settings.topics.inputs, total)
+    with child(counter, bootstrap, settings.prefix, PARTITIONS):
+        return measured(bootstrap, settings.topics.events, total)
+
+
+def topics(bootstrap: str, name: str) -> tuple[str, str]:
+    inputs, events = f"{name}.inputs", f"{name}.events"
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    made = admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in (inputs, events)], operation_timeout=30)
+    for future in made.values():
+        future.result(60)
+    return inputs, events
+
+
+def of_kafka_streams(bootstrap: str, total: int) -> tuple[float, int] | None:
+    """None: no Maven or no JDK here."""
+    if not (shutil.which("mvn") and shutil.which("javac")):
+        return None
+    subprocess.run(
+        ["mvn", "-q", "-B", "-f", str(STREAMS), "package"], check=True, timeout=600, stdout=subprocess.DEVNULL
+    )
+    inputs, events = topics(bootstrap, "streams")
+    fill(bootstrap, inputs, total)
+    path = f"{STREAMS}/target/classes:{STREAMS}/target/dependency/*"
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        command("java", "-cp", path, "Counting", bootstrap, "counting-streams", inputs, events, folder),
+    ):
+        return measured(bootstrap, events, total)
+
+
+def of_faust(bootstrap: str, total: int) -> tuple[float, int, str]:
+    """Exactly once where that runs, else what it does at least once, which is more: no transactions."""
+    try:
+        return *_of_faust(bootstrap, total, "exactly_once"), "exactly_once"
+    except (RuntimeError, TimeoutError) as error:
+        print(f"Faust, exactly once: {str(error).strip().splitlines()[-1][:200]}", file=sys.stderr)
+    return *_of_faust(bootstrap, total, "at_least_once"), "at_least_once"
+
+
+def _of_faust(bootstrap: str, total: int, guarantee: str) -> tuple[float, int]:
+    name = f"faust-{guarantee.replace('_', '-')}"
+    inputs, events = topics(bootstrap, name)
+    fill(bootstrap, inputs, total)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        command(sys.executable, str(FAUST), bootstrap, name, inputs, events, folder, guarantee),
+    ):
+        return measured(bootstrap, events, total)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The engine's loop beside Kafka Streams and Faust.")
+    parser.add_argument("--inputs", type=int, default=200_000)
+    parser.add_argument("--faust-inputs", type=int, default=20_000)
+    parser.add_argument("--out", type=Path, help="append the lines to this file, too")
+    given = parser.parse_args()
+    measures = Measures(given.out)
+    with broker() as bootstrap:
+        ours, events = of_onepen(bootstrap, given.inputs)
+        measures.calibrate()
+        streams = of_kafka_streams(bootstrap, given.inputs)
+        measures.calibrate()
+        faust, faust_events, guarantee = of_faust(bootstrap, given.faust_inputs)
+    if streams is None:
+        print("Kafka Streams: not measured, there is no mvn or no javac", file=sys.stderr)
+    else:
+        measures.say("topology.vs_kafka_streams", ours, "inputs/s", streams[0], aim_ratio=1.0, events=events)
+    measures.say(
+        "topology.vs_faust", ours, "inputs/s", faust, aim_ratio=15.0, faust_events=faust_events, guarantee=guarantee
+    )
+
+
+if __name__ == "__main__":
+    main()

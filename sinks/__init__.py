@@ -1,0 +1,1 @@
+"""Writers that take decoded batches and know no Kafka."""

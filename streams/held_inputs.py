@@ -1,0 +1,104 @@
+"""Inputs that were polled and not handed out yet, by partition, so that none waits behind another's backlog.
+
+Rule: librdkafka hands records out in order of arrival, whole batches of one partition after the other, so everything is
+taken from it at once and sorted here. A partition that is `full` is to be stopped until it is `low`; what a batch gets
+is shared out evenly, and what a partition does not need of its share is left to the others. Order is kept within a
+partition only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from onepen.streams.log import Record
+
+__all__ = ["BYTES_FULL", "RECORDS_FULL", "HeldInputs"]
+
+RECORDS_FULL: Final = 4_000
+BYTES_FULL: Final = 4 * 1024 * 1024
+"""Two batches of the engine and more are left at half of it: a fetch that waits elsewhere takes up to 0.1 s."""
+
+
+def _size(record: Record) -> int:
+    return len(record.value or b"") + len(record.key or b"")
+
+
+class HeldInputs:
+    """Not for several threads."""
+
+    def __init__(self, records_full: int = RECORDS_FULL, bytes_full: int = BYTES_FULL) -> None:
+        self._records_full, self._bytes_full = records_full, bytes_full
+        self._queues: dict[int, deque[Record]] = {}
+        self._bytes: dict[int, int] = {}
+        self._next_up = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def append(self, record: Record) -> None:
+        partition = record.partition
+        self._queues.setdefault(partition, deque()).append(record)
+        self._bytes[partition] = self._bytes.get(partition, 0) + _size(record)
+
+    def put_back(self, records: Sequence[Record]) -> None:
+        """In the order in which they were taken; their partition is the next one to be served."""
+        for record in reversed(records):
+            self._queues.setdefault(record.partition, deque()).appendleft(record)
+            self._bytes[record.partition] = self._bytes.get(record.partition, 0) + _size(record)
+        if records:
+            self._next_up = records[0].partition
+
+    def drop(self, partition: int) -> None:
+        self._queues.pop(partition, None)
+        self._bytes.pop(partition, None)
+
+    def full(self, partition: int) -> bool:
+        return self._above(partition, self._records_full, self._bytes_full)
+
+    def low(self, partition: int) -> bool:
+        return not self._above(partition, self._records_full // 2, self._bytes_full // 2)
+
+    def _above(self, partition: int, records: int, size_bytes: int) -> bool:
+        return len(self._queues.get(partition, ())) > records or self._bytes.get(partition, 0) > size_bytes
+
+    def take(self, records_max: int, bytes_max: int, wanted: Callable[[Record], bool]) -> list[Record]:
+        """A batch; what is not wanted is dropped on the way. The bytes may be exceeded by one record of a partition."""
+        taken: list[Record] = []
+        order = self._order(records_max, bytes_max)
+        bytes_left = bytes_max
+        for index, partition in enumerate(order):
+            parts = len(order) - index
+            records_share = -(-(records_max - len(taken)) // parts)
+            bytes_left -= self._take_of(partition, records_share, bytes_left // parts, wanted, taken)
+        return taken
+
+    def _order(self, records_max: int, bytes_max: int) -> list[int]:
+        """Those that need less than their share come first, whatever else fills the batch or its time; the others in
+        turns. A batch of one record is the one that was put back: it is to be tried alone."""
+        places = sorted(self._queues)
+        if not places:
+            return places
+        first = next((index for index, place in enumerate(places) if place >= self._next_up), 0)
+        places = places[first:] + places[:first]
+        self._next_up = places[0] + 1
+        if records_max == 1:
+            return places
+        records, size_bytes = records_max // len(places), bytes_max // len(places)
+        return sorted(places, key=lambda place: self._above(place, records, size_bytes))
+
+    def _take_of(
+        self, partition: int, records: int, size_bytes: int, wanted: Callable[[Record], bool], taken: list[Record]
+    ) -> int:
+        queue, size = self._queues[partition], 0
+        while queue and records > 0 and size < size_bytes:
+            record = queue.popleft()
+            self._bytes[partition] -= _size(record)
+            if wanted(record):
+                size += _size(record)
+                records -= 1
+                taken.append(record)
+        if not queue:
+            self.drop(partition)
+        return size
