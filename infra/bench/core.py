@@ -75,9 +75,9 @@ REPORTED: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
 """(kind, type, payload) of the eight reports."""
 
 
-def inputs_of(session_id: str, issued_at_ms: int = START_MS) -> list[tuple[str, bytes]]:
-    """(kind, framed bytes) of the eleven inputs of one run."""
-    run = run_id(TENANT, session_id, 1)
+def inputs_of(session_id: str, issued_at_ms: int = START_MS, ordinal: int = 1) -> list[tuple[str, bytes]]:
+    """(kind, framed bytes) of the eleven inputs of the session's run with that ordinal."""
+    run = run_id(TENANT, session_id, ordinal)
     head: dict[str, Any] = {
         "tenant_id": TENANT,
         "session_id": session_id,
@@ -88,7 +88,7 @@ def inputs_of(session_id: str, issued_at_ms: int = START_MS) -> list[tuple[str, 
         "inbox": 3,
     }
     prompt = Input(
-        input_id=f"input-{session_id}",
+        input_id=f"input-{session_id}-{ordinal}",
         issued_at_ms=issued_at_ms,
         tenant_id=TENANT,
         user_id=11,

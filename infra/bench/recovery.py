@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -55,6 +55,7 @@ MODEL: Final = "session-0000000"
 BATCH_RECORDS: Final = 100
 """Of a batch in the log: what a transaction writes to a partition."""
 
+T = TypeVar("T")
 Records = Sequence[tuple[bytes, bytes]]
 
 
@@ -144,7 +145,8 @@ def _marks(settings: EngineSettings, ends: Sequence[int]) -> Iterator[tuple[int,
 # -- what is measured, each in a process of its own --------------------------------------------------------------------
 
 
-def in_child(target: Callable[..., Took], *arguments: Any) -> Took:
+def in_child(target: Callable[..., T], *arguments: Any) -> T:
+    """What `target` answers in a process of its own."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_tell, args=(there, target, arguments), daemon=True)
@@ -153,8 +155,7 @@ def in_child(target: Callable[..., Took], *arguments: Any) -> Took:
     try:
         if not here.poll(LIMIT_S):
             raise TimeoutError(f"{target.__name__} took more than {LIMIT_S:.0f} s")
-        took = here.recv()
-        assert isinstance(took, Took)
+        took: T = here.recv()
         return took
     finally:
         process.join(20)
@@ -162,7 +163,7 @@ def in_child(target: Callable[..., Took], *arguments: Any) -> Took:
             process.kill()
 
 
-def _tell(there: Connection, target: Callable[..., Took], arguments: Sequence[Any]) -> None:
+def _tell(there: Connection, target: Callable[..., Any], arguments: Sequence[Any]) -> None:
     there.send(target(*arguments))
 
 

@@ -1,0 +1,141 @@
+"""Whether it matters to a processor how many sessions it knows: the same traffic beside a thousand, a hundred thousand
+and a million of them.
+
+The state is that of `infra.bench.recovery`, put on the broker and read by a new process. Then ten thousand runs of the
+mix of `infra.bench.core` are decided from a backlog, a thousand side by side, each run of the next session of those
+known, evenly spread. The baseline of a line is the smallest number of sessions: a ratio of one is right.
+
+    python -m infra.bench.sessions [--known 1000,100000,1000000] [--runs N] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from infra.bench.core import KEYS, TENANT, inputs_of
+from infra.bench.engine import broker, prepared
+from infra.bench.measures import Measures, memory_kib
+from infra.bench.recovery import fill, in_child
+from infra.bench.writing import Written, write_all
+from onepen.schemas.partitioning import partition_of
+from onepen.streams.core import SessionCore
+from onepen.streams.engine import Engine
+from onepen.streams.engine_settings import EngineSettings
+from onepen.streams.kafka import KafkaLog
+
+PARTITIONS: Final = 4
+SIDE_BY_SIDE: Final = 1_000
+LIMIT_S: Final = 600.0
+
+
+class Took(NamedTuple):
+    """What a child of this process measured."""
+
+    seconds: float
+    cpu_s: float
+    memory_mb: float
+
+
+class Spread(NamedTuple):
+    """Which runs there are: so many, spread evenly over so many known sessions."""
+
+    known: int
+    runs: int
+
+    def run(self, number: int) -> tuple[str, int]:
+        """(session, run number) of the n-th run; the model of the state has had one run already."""
+        there = min(self.known, self.runs)
+        return f"session-{number % there * (self.known // there):07d}", 2 + number // there
+
+    def sessions(self) -> dict[str, int]:
+        """The last run number of each session that runs."""
+        return dict(self.run(number) for number in range(self.runs))
+
+
+def inputs(topic: str, spread: Spread) -> Iterator[Written]:
+    now_ms = time.time_ns() // 1_000_000
+    for first in range(0, spread.runs, SIDE_BY_SIDE):
+        runs = [spread.run(number) for number in range(first, min(first + SIDE_BY_SIDE, spread.runs))]
+        several = [(session.encode(), inputs_of(session, now_ms, ordinal)) for session, ordinal in runs]
+        for one_each in zip(*(found for _, found in several), strict=True):
+            for (key, _), (_, data) in zip(several, one_each, strict=True):
+                yield Written(topic, key, data, partition_of(key, PARTITIONS))
+
+
+def decide_all(settings: EngineSettings, total: int, spread: Spread) -> Took:
+    """From the first decided input to the last; every run has to have completed. Runs in a process of its own."""
+    log = KafkaLog(settings)
+    engine = Engine(log, SessionCore(KEYS, settings.topics, settings.partitions), settings)
+    try:
+        log.subscribe(engine)
+        deadline = time.monotonic() + LIMIT_S
+        while len(engine.view().running) < PARTITIONS or not engine.decided:
+            _turn(engine, deadline)
+        first, began, cpu_s = engine.decided, time.perf_counter(), time.process_time()
+        while engine.decided < total:
+            _turn(engine, deadline)
+        share = total / (total - first)
+        took = Took(
+            (time.perf_counter() - began) * share,
+            (time.process_time() - cpu_s) * share,
+            memory_kib(os.getpid()) / 1024,
+        )
+        _check(engine, spread)
+        return took
+    finally:
+        log.close(leave=True)
+
+
+def _turn(engine: Engine[Any], deadline: float) -> None:
+    engine.turn()
+    if stopped := engine.view().stopped:
+        raise RuntimeError(str(stopped))
+    if time.monotonic() > deadline:
+        raise TimeoutError(f"{engine.decided} inputs were decided in {LIMIT_S:.0f} s")
+
+
+def _check(engine: Engine[Any], spread: Spread) -> None:
+    stores = {store.partition: store for store in engine.view().running}
+    for session, ordinal in spread.sessions().items():
+        head = stores[partition_of(session.encode(), PARTITIONS)].load((TENANT, session)).session.head
+        assert head.last is not None, session
+        assert (head.last.status, head.last.run_no) == ("completed", ordinal), (session, ordinal, head.last)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The same traffic beside more and more known sessions.")
+    parser.add_argument("--known", default="1000,100000,1000000")
+    parser.add_argument("--runs", type=int, default=10_000)
+    parser.add_argument("--recent", type=float, default=0.1, help="share of the known with a run of today")
+    parser.add_argument("--out", type=Path, help="append the lines to this file, too")
+    options = parser.parse_args()
+    measures = Measures(options.out)
+    least: float | None = None
+    with broker() as bootstrap:
+        for known in map(int, options.known.split(",")):
+            settings = prepared(bootstrap, f"known{known}", PARTITIONS)
+            spread = Spread(known, options.runs)
+            fill(settings, known, options.recent)
+            total = write_all(bootstrap, inputs(settings.topics.inputs, spread))
+            measures.calibrate()
+            took = in_child(decide_all, settings, total, spread)
+            measures.calibrate()
+            least = least or total / took.seconds
+            measures.say(
+                f"engine.sessions.{known}",
+                total / took.seconds,
+                "inputs/s",
+                baseline=least,
+                cpu_us_per_input=round(took.cpu_s / total * 1e6, 1),
+                memory_mb=round(took.memory_mb),
+                inputs=total,
+            )
+
+
+if __name__ == "__main__":
+    main()
