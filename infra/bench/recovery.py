@@ -52,6 +52,7 @@ AIM_BROKER_S: Final = 20.0
 AIM_ARCHIVE_S: Final = 3.0
 LIMIT_S: Final = 600.0
 MODEL: Final = "session-0000000"
+LONG_AGO_MS: Final = 30 * 24 * 3_600_000
 BATCH_RECORDS: Final = 100
 """Of a batch in the log: what a transaction writes to a partition."""
 
@@ -77,18 +78,25 @@ class Took(NamedTuple):
 
 
 def model_sessions() -> tuple[Records, Records]:
-    """The state records of the model session right behind its run, and when everything remembered was forgotten."""
-    records: dict[bytes, bytes] = {}
+    """The state records of the model session right behind a run of now, and behind one of long ago: everything that is
+    remembered for a while was forgotten."""
     now_ms = time.time_ns() // 1_000_000
-    for offset, (_, data) in enumerate(inputs_of(MODEL, now_ms)):
-        _decide(records, codec.decode_inputs(data), Moment(5, offset, now_ms + offset))
-    recent = list(records.items())
+    recent = _ran(now_ms)
+    records = _ran(now_ms - LONG_AGO_MS)
     # Its timers come, one after the other.
     while deadline_ms := timers.next_deadline_ms(session := Session.load(TENANT, MODEL, records)):
+        assert deadline_ms < now_ms, "long ago is too short"
         for due in timers.due(session, deadline_ms):
             _decide(records, due.timer, Moment(5, 100, deadline_ms + 1))
     assert len(records) == 1, "a session at rest is one record"
-    return recent, list(records.items())
+    return list(recent.items()), list(records.items())
+
+
+def _ran(now_ms: int) -> dict[bytes, bytes]:
+    records: dict[bytes, bytes] = {}
+    for offset, (_, data) in enumerate(inputs_of(MODEL, now_ms)):
+        _decide(records, codec.decode_inputs(data), Moment(5, offset, now_ms + offset))
+    return records
 
 
 def _decide(records: dict[bytes, bytes], command: Any, moment: Moment) -> None:
