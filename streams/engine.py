@@ -41,6 +41,8 @@ TIMERS_PER_TURN: Final = 250
 TIMERS_AWAITED: Final = 500
 """So many timers of all partitions are on their way at most, and no more than two batches hold: what arrives meanwhile
 waits behind these only."""
+LOOK_RECORDS: Final = 8
+"""Between two looks at the clock."""
 WAIT_MS: Final = 50
 WAIT_RECOVERING_MS: Final = 2
 
@@ -50,8 +52,8 @@ class Limits:
     """Where a batch is cut. A live input waits for the batch under way and for its own: twice `work_ms`, and what two
     transactions take beside it, have to stay below half a second."""
 
-    records: int = 1_000
-    bytes: int = 1024 * 1024
+    records: int = 4_000
+    bytes: int = 2 * 1024 * 1024
     work_ms: int = 150
 
 
@@ -190,7 +192,7 @@ class Engine(Generic[S]):
                     break
             stage.took(record)
             stages[record.partition] = stage
-            if self._mono_ms() >= end_ms and index + 1 < len(records):
+            if index % LOOK_RECORDS == 0 and self._mono_ms() >= end_ms and index + 1 < len(records):
                 self._log.put_back(records[index + 1 :])
                 # What is handed back is handed out again: ask for what the time allows, and a little more.
                 self._records_max = min(self._limits.records, 2 * (index + 1))
@@ -216,7 +218,7 @@ class Engine(Generic[S]):
             else:
                 loaded = stage.load(key)
                 session, offered = core.decide(stage.rules, loaded.session, command, record, stage.outputs)
-                stage.put(key, session, loaded.base, offered=offered)
+                stage.put(key, session, loaded, offered=offered)
         except Poison as poison:
             log.warning("input %d-%d: dead letter: %s", record.partition, record.offset, poison)
             stage.outputs.append(self._dead_letter(record, poison.reason))

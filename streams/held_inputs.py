@@ -1,7 +1,7 @@
 """Inputs that were polled and not handed out yet, by partition, so that none waits behind another's backlog.
 
 Rule: librdkafka hands records out in order of arrival, whole batches of one partition after the other, so everything is
-taken from it at once and sorted here. A partition that is `full` is to be stopped until it is `low`; what a batch gets
+taken from it at once and sorted here. A partition that is full is to be stopped until it is `low`; what a batch gets
 is shared out evenly, and what a partition does not need of its share is left to the others. Order is kept within a
 partition only.
 """
@@ -16,8 +16,8 @@ from onepen.streams.log import Record
 
 __all__ = ["BYTES_FULL", "RECORDS_FULL", "HeldInputs"]
 
-RECORDS_FULL: Final = 4_000
-BYTES_FULL: Final = 4 * 1024 * 1024
+RECORDS_FULL: Final = 16_000
+BYTES_FULL: Final = 8 * 1024 * 1024
 """Two batches of the engine and more are left at half of it: a fetch that waits elsewhere takes up to 0.1 s."""
 
 
@@ -25,43 +25,58 @@ def _size(record: Record) -> int:
     return len(record.value or b"") + len(record.key or b"")
 
 
+class _Queue:
+    """Of one partition."""
+
+    __slots__ = ("records", "size_bytes")
+
+    def __init__(self) -> None:
+        self.records: deque[Record] = deque()
+        self.size_bytes = 0
+
+
 class HeldInputs:
     """Not for several threads."""
 
     def __init__(self, records_full: int = RECORDS_FULL, bytes_full: int = BYTES_FULL) -> None:
         self._records_full, self._bytes_full = records_full, bytes_full
-        self._queues: dict[int, deque[Record]] = {}
-        self._bytes: dict[int, int] = {}
+        self._queues: dict[int, _Queue] = {}
         self._next_up = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return sum(len(queue.records) for queue in self._queues.values())
 
-    def append(self, record: Record) -> None:
-        partition = record.partition
-        self._queues.setdefault(partition, deque()).append(record)
-        self._bytes[partition] = self._bytes.get(partition, 0) + _size(record)
+    def append(self, record: Record) -> bool:
+        """True: its partition is full."""
+        queue = self._queue(record.partition)
+        queue.records.append(record)
+        queue.size_bytes += _size(record)
+        return queue.size_bytes > self._bytes_full or len(queue.records) > self._records_full
 
     def put_back(self, records: Sequence[Record]) -> None:
         """In the order in which they were taken; their partition is the next one to be served."""
         for record in reversed(records):
-            self._queues.setdefault(record.partition, deque()).appendleft(record)
-            self._bytes[record.partition] = self._bytes.get(record.partition, 0) + _size(record)
+            queue = self._queue(record.partition)
+            queue.records.appendleft(record)
+            queue.size_bytes += _size(record)
         if records:
             self._next_up = records[0].partition
 
+    def _queue(self, partition: int) -> _Queue:
+        queue = self._queues.get(partition)
+        if queue is None:
+            queue = self._queues[partition] = _Queue()
+        return queue
+
     def drop(self, partition: int) -> None:
         self._queues.pop(partition, None)
-        self._bytes.pop(partition, None)
-
-    def full(self, partition: int) -> bool:
-        return self._above(partition, self._records_full, self._bytes_full)
 
     def low(self, partition: int) -> bool:
         return not self._above(partition, self._records_full // 2, self._bytes_full // 2)
 
     def _above(self, partition: int, records: int, size_bytes: int) -> bool:
-        return len(self._queues.get(partition, ())) > records or self._bytes.get(partition, 0) > size_bytes
+        queue = self._queues.get(partition)
+        return queue is not None and (len(queue.records) > records or queue.size_bytes > size_bytes)
 
     def take(self, records_max: int, bytes_max: int, wanted: Callable[[Record], bool]) -> list[Record]:
         """A batch; what is not wanted is dropped on the way. The bytes may be exceeded by one record of a partition."""
@@ -92,13 +107,15 @@ class HeldInputs:
         self, partition: int, records: int, size_bytes: int, wanted: Callable[[Record], bool], taken: list[Record]
     ) -> int:
         queue, size = self._queues[partition], 0
-        while queue and records > 0 and size < size_bytes:
-            record = queue.popleft()
-            self._bytes[partition] -= _size(record)
+        left = queue.records
+        while left and records > 0 and size < size_bytes:
+            record = left.popleft()
+            bytes_of_it = _size(record)
+            queue.size_bytes -= bytes_of_it
             if wanted(record):
-                size += _size(record)
+                size += bytes_of_it
                 records -= 1
                 taken.append(record)
-        if not queue:
+        if not left:
             self.drop(partition)
         return size

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from confluent_kafka import (
@@ -148,7 +148,7 @@ class KafkaLog:
         first = self._consumer.poll(0 if self._held else wait_ms / 1000)
         self._sought.clear()
         if first is not None:
-            self._take_in(first, self._live)
+            self._take_in((first,), self._live)
             self._drain()
         if self._fatal is not None:
             raise Fatal(f"{self._inputs}: the group refuses this member: {self._fatal.str()}")
@@ -165,18 +165,20 @@ class KafkaLog:
             live = dict(self._live)
             messages = self._consumer.consume(DRAIN_RECORDS, 0.0)
             self._sought.clear()
-            for message in messages:
-                self._take_in(message, live)
+            self._take_in(messages, live)
             if len(messages) < DRAIN_RECORDS:
                 break
 
-    def _take_in(self, message: Message, live: Mapping[int, int]) -> None:
-        if message.error() is not None:
-            return self._on_message_error(message)
-        record = self._record(message, live)
-        if record is not None and record.partition not in self._stemmed:
-            self._held.append(record)
-            if self._held.full(record.partition) and self._owned(record):
+    def _take_in(self, messages: Iterable[Message], live: Mapping[int, int]) -> None:
+        hold, stemmed = self._held.append, self._stemmed
+        for message in messages:
+            if message.error() is not None:
+                self._on_message_error(message)
+                continue
+            record = self._record(message, live)
+            if record is None or record.partition in stemmed:
+                continue
+            if hold(record) and self._owned(record):
                 self._stem(record)
 
     def _stem(self, last: Record) -> None:
@@ -207,7 +209,7 @@ class KafkaLog:
         if partition is None or offset is None:
             return None
         number = live.get(partition)
-        if number is None or not self._expected(partition, offset):
+        if number is None or (partition in self._first and not self._expected(partition, offset)):
             return None
         kind, timestamp_ms = message.timestamp()
         headers: Any = message.headers() or ()
@@ -225,9 +227,7 @@ class KafkaLog:
     def _expected(self, partition: int, offset: int) -> bool:
         """The first record after a start is the one asked for, or the same later one twice (what lies between are
         markers and aborted records). Skipping inputs silently would be the worst of all failures."""
-        wanted = self._first.get(partition)
-        if wanted is None:
-            return True
+        wanted = self._first[partition]
         if partition in self._sought:
             return False  # fetched before the seek
         if offset != wanted and self._twice.get(partition) != offset:

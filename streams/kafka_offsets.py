@@ -1,6 +1,12 @@
 """Asks for the group's committed offsets, from outside of the group.
 
-Rule: a client that was not answered is given up. It keeps asking the coordinator that it knows, and one that is
+Rules: a client has one question at a time. A question about an offset that is not stable waits, confluent-kafka 2.16
+lets the calls of one consumer take turns (one that waits for a broker for 1 s keeps the next one for 1 s), and
+librdkafka asks again for all partitions of a question while one of them is not stable: partitions that had nothing to
+do with a dead processor's open transaction stood still until it was ended. (An admin client would tell them apart, but
+dies of a coordinator that has moved: librdkafka issue 5040.)
+
+A client that was not answered for a while is given up. It keeps asking the coordinator that it knows, and one that is
 suspended closes no connection; a new client asks the brokers who the coordinator is now.
 """
 
@@ -16,7 +22,20 @@ from confluent_kafka import OFFSET_INVALID, Consumer, KafkaException, TopicParti
 from onepen.streams.engine_settings import EngineSettings
 from onepen.streams.kafka_config import forwarding_logger, offset_reader
 
-KEPT_S: Final = 2.0
+SILENT_S: Final = 1.0
+TURN_S: Final = 0.02
+"""So long a question waits for a client that is connected. The answer to another one takes a millisecond or two, unless
+it waits; to connect a new client takes 50."""
+STABLE_AGAIN_MS: Final = 100
+"""librdkafka asks again while an offset is not stable, first after 100 ms, then after ever longer, up to a second."""
+
+
+class _Client:
+    def __init__(self, settings: EngineSettings) -> None:
+        properties = offset_reader(settings)
+        properties.setdefault("retry.backoff.max.ms", STABLE_AGAIN_MS)
+        self.consumer = Consumer(properties, logger=forwarding_logger())
+        self.silent_since_s: float | None = None
 
 
 class CommittedOffsets:
@@ -24,33 +43,53 @@ class CommittedOffsets:
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
-        self._lock = threading.Lock()
-        self._consumer, self._made_s = self._make(), time.monotonic()
-
-    def _make(self) -> Consumer:
-        return Consumer(offset_reader(self._settings), logger=forwarding_logger())
+        self._returned = threading.Condition()
+        self._closed = False
+        self._idle = [_Client(settings)]
 
     def ask(self, partitions: Sequence[int], timeout_s: float) -> dict[int, int | None]:
-        """By partition; None where nothing was committed yet. Waits until they are stable. Raises `KafkaException`,
-        also when the time is over."""
-        consumer = self._consumer
-        inputs = self._settings.topics.inputs
+        """By partition; None where nothing was committed yet. Waits until all of them are stable. Raises
+        `KafkaException`, also when the time is over."""
+        client, asked_s = self._take(), time.monotonic()
+        places = [TopicPartition(self._settings.topics.inputs, p) for p in partitions]
         try:
-            answers = consumer.committed([TopicPartition(inputs, p) for p in partitions], timeout=timeout_s)
+            answers = client.consumer.committed(places, timeout=timeout_s)
         except KafkaException:
-            self._replace(consumer)
+            self._unanswered(client, asked_s)
             raise
+        self._answered(client)
         for answer in answers:
             if answer.error is not None:
                 raise KafkaException(answer.error)
         return {answer.partition: None if answer.offset == OFFSET_INVALID else answer.offset for answer in answers}
 
-    def _replace(self, consumer: Consumer) -> None:
-        """Also when the offsets are only not stable yet, which looks the same: so not all the time. The old one is
-        closed when the last thread that asks it has let go of it."""
-        with self._lock:
-            if self._consumer is consumer and time.monotonic() - self._made_s > KEPT_S:
-                self._consumer, self._made_s = self._make(), time.monotonic()
+    def _take(self) -> _Client:
+        with self._returned:
+            if self._returned.wait_for(lambda: self._idle, TURN_S):
+                return self._idle.pop()
+        return _Client(self._settings)
+
+    def _answered(self, client: _Client) -> None:
+        """The one that was answered last stays; what others were needed for is over, or is asked with a new one."""
+        client.silent_since_s = None
+        with self._returned:
+            others, self._idle = self._idle, [] if self._closed else [client]
+            self._returned.notify()
+        del others  # ended here, not under the lock
+
+    def _unanswered(self, client: _Client, asked_s: float) -> None:
+        """Also when an offset is only not stable yet, which looks the same. It may be about to be connected, too."""
+        if client.silent_since_s is None:
+            client.silent_since_s = asked_s
+        with self._returned:
+            if not self._closed and time.monotonic() - client.silent_since_s < SILENT_S:
+                self._idle.append(client)
+                self._returned.notify()
 
     def close(self) -> None:
-        self._consumer.close()
+        """A client that is being asked ends when its question does."""
+        with self._returned:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for client in idle:
+            client.consumer.close()

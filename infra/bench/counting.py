@@ -16,6 +16,7 @@ from onepen.streams.engine import Engine
 from onepen.streams.engine_settings import EngineSettings
 from onepen.streams.kafka import KafkaLog
 from onepen.streams.log import Output, Record
+from onepen.streams.processor import patient_collector
 from tests.conformance.counting import Counter, CountingCore
 
 
@@ -55,6 +56,7 @@ def counter(bootstrap: str, prefix: str, partitions: int) -> None:
     settings = EngineSettings(bootstrap, prefix, partitions, "s0")
     log = KafkaLog(settings)
     try:
-        Engine(log, JsonCountingCore(settings.topics), settings).run(stop)
+        with patient_collector():
+            Engine(log, JsonCountingCore(settings.topics), settings).run(stop)
     finally:
         log.close(leave=True)

@@ -45,7 +45,7 @@ from onepen.streams.engine import Engine
 from onepen.streams.engine_settings import EngineSettings
 from onepen.streams.kafka import KafkaLog
 from onepen.streams.log import TX_HEADER
-from onepen.streams.processor import local_archives
+from onepen.streams.processor import local_archives, patient_collector
 from onepen.streams.store import MARK_FORMAT, Mark
 
 AIM_BROKER_S: Final = 20.0
@@ -172,7 +172,8 @@ def in_child(target: Callable[..., T], *arguments: Any) -> T:
 
 
 def _tell(there: Connection, target: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    there.send(target(*arguments))
+    with patient_collector():  # as a processor does
+        there.send(target(*arguments))
 
 
 def _memory_mb(field: str = "VmRSS") -> float:

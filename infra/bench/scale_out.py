@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from infra.bench.core import KEYS
 from infra.bench.engine import broker, fill, prepared
@@ -28,6 +28,7 @@ from onepen.streams.core import SessionCore
 from onepen.streams.engine import Engine
 from onepen.streams.engine_settings import EngineSettings
 from onepen.streams.kafka import KafkaLog
+from onepen.streams.processor import patient_collector
 from onepen.streams.settings import Settings
 from onepen.streams.verifying import Target, Topics, verify_topics
 
@@ -53,25 +54,30 @@ def deciding(settings: EngineSettings, there: Connection) -> None:
     log = KafkaLog(settings)
     engine = Engine(log, SessionCore(KEYS, settings.topics, settings.partitions), settings)
     try:
-        log.subscribe(engine)
-        running = 0
-        while not there.poll():
-            engine.turn()
-            if running != len(engine.view().running):
-                running = len(engine.view().running)
-                there.send(Standing(running))
-        assert there.recv() == WAIT
-        there.send(WAIT)
-        assert there.recv() == GO
-        before, cpu_s, told = engine.decided, time.process_time(), Standing(running)
-        while not there.poll():
-            engine.turn()
-            decided = engine.decided - before
-            if decided != told.decided:
-                told = Standing(running, decided, time.monotonic(), time.process_time() - cpu_s)
-                there.send(told)
+        with patient_collector():
+            _decide(engine, log, there)
     finally:
         log.close(leave=True)
+
+
+def _decide(engine: Engine[Any], log: KafkaLog, there: Connection) -> None:
+    log.subscribe(engine)
+    running = 0
+    while not there.poll():
+        engine.turn()
+        if running != len(engine.view().running):
+            running = len(engine.view().running)
+            there.send(Standing(running))
+    assert there.recv() == WAIT
+    there.send(WAIT)
+    assert there.recv() == GO
+    before, cpu_s, told = engine.decided, time.process_time(), Standing(running)
+    while not there.poll():
+        engine.turn()
+        decided = engine.decided - before
+        if decided != told.decided:
+            told = Standing(running, decided, time.monotonic(), time.process_time() - cpu_s)
+            there.send(told)
 
 
 class Processes:

@@ -27,6 +27,7 @@ from onepen.streams.core import SessionCore
 from onepen.streams.engine import Engine
 from onepen.streams.engine_settings import EngineSettings
 from onepen.streams.kafka import KafkaLog
+from onepen.streams.processor import patient_collector
 
 PARTITIONS: Final = 4
 SIDE_BY_SIDE: Final = 1_000
@@ -71,14 +72,15 @@ def decide_all(settings: EngineSettings, total: int, spread: Spread) -> Took:
     """From the first decided input to the last; every run has to have completed. Runs in a process of its own."""
     log = KafkaLog(settings)
     engine = Engine(log, SessionCore(KEYS, settings.topics, settings.partitions), settings)
+    deadline = time.monotonic() + LIMIT_S
     try:
-        log.subscribe(engine)
-        deadline = time.monotonic() + LIMIT_S
-        while len(engine.view().running) < PARTITIONS or not engine.decided:
-            _turn(engine, deadline)
-        first, began, cpu_s = engine.decided, time.perf_counter(), time.process_time()
-        while engine.decided < total:
-            _turn(engine, deadline)
+        with patient_collector():
+            log.subscribe(engine)
+            while len(engine.view().running) < PARTITIONS or not engine.decided:
+                _turn(engine, deadline)
+            first, began, cpu_s = engine.decided, time.perf_counter(), time.process_time()
+            while engine.decided < total:
+                _turn(engine, deadline)
         share = total / (total - first)
         took = Took(
             (time.perf_counter() - began) * share,

@@ -493,7 +493,7 @@ def test_b54_the_prompt_behind_a_hot_session_is_decided_and_memory_stays_bounded
     verdicts = [verdict for _, verdict in sessions.verdicts(hot)]
     assert (verdicts.count("steered"), verdicts.count("refused")) == (5, 55)
     assert sessions.verdicts(cold) == [("p2", "started")]
-    assert max(batches) <= 1024 * 1024 + 201_000, "a batch is cut by bytes as well"
+    assert max(batches) <= Limits().bytes + 201_000, "a batch is cut by bytes as well"
 
 
 def test_b02_a_batch_that_was_decided_but_not_committed_is_decided_the_same_again(

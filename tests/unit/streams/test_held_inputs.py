@@ -91,20 +91,19 @@ def test_what_is_not_wanted_is_dropped_and_takes_no_place() -> None:
 
 
 def test_full_and_low_by_records_and_by_bytes() -> None:
-    inputs = held(100, records_full=100)
-    assert not inputs.full(0)
-    inputs.append(record(0, 100))
-    assert inputs.full(0)
+    inputs = HeldInputs(100, 10_000)
+    assert not any(inputs.append(record(0, offset)) for offset in range(100))
+    assert inputs.append(record(0, 100))
+    assert not inputs.append(record(1, 0))
     assert not inputs.low(0)
     while not inputs.low(0):
         assert inputs.take(7, 10_000, wanted)
-    assert len(inputs) <= 50
+    assert len(inputs) <= 51
     large = HeldInputs(100, 10_000)
-    large.append(record(3, 0, 10_001))
-    assert large.full(3)
+    assert large.append(record(3, 0, 10_001))
     assert large.low(4)
     large.put_back(taken := large.take(1, 1, wanted))
-    assert large.full(3)
+    assert not large.low(3)
     assert large.take(1, 1, wanted) == taken
     assert large.low(3)
     assert not large

@@ -33,7 +33,7 @@ def count_one(target: PartitionStore[Counter], offset: int) -> PartitionStage[Co
     stage = PartitionStage(target)
     loaded = stage.load(KEY)
     session, offered = core.decide(None, loaded.session, Command(KEY, b"x"), record(offset), stage.outputs)
-    stage.put(KEY, session, loaded.base, offered=offered)
+    stage.put(KEY, session, loaded, offered=offered)
     stage.took(record(offset))
     stage.write(core, TOPICS.state, mark(offset + 1))
     return stage
