@@ -52,7 +52,7 @@ class Limits:
     """Where a batch is cut. A live input waits for the batch under way and for its own: twice `work_ms`, and what two
     transactions take beside it, have to stay below half a second."""
 
-    records: int = 4_000
+    records: int = 8_000
     bytes: int = 2 * 1024 * 1024
     work_ms: int = 150
 
@@ -206,7 +206,7 @@ class Engine(Generic[S]):
         if not record.log_append_time:
             raise Fatal("its timestamp was not set by the broker; the inputs topic must have LogAppendTime")
         core = self._core
-        if self._condemned == (record.partition, record.offset):
+        if self._condemned is not None and self._condemned == (record.partition, record.offset):
             stage.outputs.append(self._dead_letter(record, "internal_error"))
             return
         try:

@@ -16,7 +16,7 @@ from onepen.streams.log import Record
 
 __all__ = ["BYTES_FULL", "RECORDS_FULL", "HeldInputs"]
 
-RECORDS_FULL: Final = 16_000
+RECORDS_FULL: Final = 32_000
 BYTES_FULL: Final = 8 * 1024 * 1024
 """Two batches of the engine and more are left at half of it: a fetch that waits elsewhere takes up to 0.1 s."""
 
@@ -48,9 +48,9 @@ class HeldInputs:
 
     def append(self, record: Record) -> bool:
         """True: its partition is full."""
-        queue = self._queue(record.partition)
+        queue = self._queues.get(record.partition) or self._queue(record.partition)
         queue.records.append(record)
-        queue.size_bytes += _size(record)
+        queue.size_bytes += len(record.value or b"") + len(record.key or b"")
         return queue.size_bytes > self._bytes_full or len(queue.records) > self._records_full
 
     def put_back(self, records: Sequence[Record]) -> None:
@@ -110,7 +110,7 @@ class HeldInputs:
         left = queue.records
         while left and records > 0 and size < size_bytes:
             record = left.popleft()
-            bytes_of_it = _size(record)
+            bytes_of_it = len(record.value or b"") + len(record.key or b"")
             queue.size_bytes -= bytes_of_it
             if wanted(record):
                 size += bytes_of_it

@@ -40,7 +40,7 @@ INIT_LIMIT_MS: Final = 60_000
 COMMITTED_LIMIT_MS: Final = 3_000
 LEAVE_LIMIT_MS: Final = 2_000
 DRAIN_RECORDS: Final = 1_000
-DRAINS_MAX: Final = 5
+DRAINS_MAX: Final = 10
 _UNREACHABLE: Final = frozenset(
     {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE}
 )
@@ -170,14 +170,22 @@ class KafkaLog:
                 break
 
     def _take_in(self, messages: Iterable[Message], live: Mapping[int, int]) -> None:
-        hold, stemmed = self._held.append, self._stemmed
+        hold, stemmed, first = self._held.append, self._stemmed, self._first
         for message in messages:
             if message.error() is not None:
                 self._on_message_error(message)
                 continue
-            record = self._record(message, live)
-            if record is None or record.partition in stemmed:
+            partition: Any = message.partition()
+            offset: Any = message.offset()
+            number = live.get(partition)
+            if number is None or (partition in first and not self._expected(partition, offset)):
                 continue
+            if partition in stemmed:
+                continue
+            kind, timestamp_ms = message.timestamp()
+            headers: Any = message.headers() or ()
+            appended = kind == TIMESTAMP_LOG_APPEND_TIME
+            record = Record(partition, offset, message.key(), message.value(), headers, timestamp_ms, appended, number)
             if hold(record) and self._owned(record):
                 self._stem(record)
 
@@ -203,26 +211,6 @@ class KafkaLog:
         self._first[where.partition] = where.offset
         self._twice.pop(where.partition, None)
         return True
-
-    def _record(self, message: Message, live: Mapping[int, int]) -> Record | None:
-        partition, offset = message.partition(), message.offset()
-        if partition is None or offset is None:
-            return None
-        number = live.get(partition)
-        if number is None or (partition in self._first and not self._expected(partition, offset)):
-            return None
-        kind, timestamp_ms = message.timestamp()
-        headers: Any = message.headers() or ()
-        return Record(
-            partition,
-            offset,
-            message.key(),
-            message.value(),
-            headers,
-            timestamp_ms,
-            kind == TIMESTAMP_LOG_APPEND_TIME,
-            number,
-        )
 
     def _expected(self, partition: int, offset: int) -> bool:
         """The first record after a start is the one asked for, or the same later one twice (what lies between are

@@ -122,9 +122,10 @@ def input_consumer(settings: EngineSettings) -> dict[str, Any]:
         "auto.offset.reset": "error",
         "socket.timeout.ms": READ_TIMEOUT_MS,
     }
-    # librdkafka hands records out in order of arrival: one partition's backlog would hold the others for seconds.
+    # librdkafka hands records out in order of arrival, so little of a backlog is fetched at once; but what is fetched
+    # while a batch is decided is the next batch.
     for name, value in (
-        ("queued.min.messages", 1_000),
+        ("queued.min.messages", 4_000),
         ("fetch.queue.backoff.ms", 2),
         ("max.partition.fetch.bytes", 131_072),
         ("fetch.wait.max.ms", 100),

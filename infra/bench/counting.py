@@ -48,6 +48,9 @@ class JsonCountingCore(CountingCore):
         out.append(Output(self.topics.events, record.partition, record.key, value))
         return Counter(command.key, count, True), False
 
+    def settled(self, session: Counter) -> Counter:
+        return Counter(session.key, session.total)
+
 
 def counter(bootstrap: str, prefix: str, partitions: int) -> None:
     """The target of a process; SIGTERM ends it."""
