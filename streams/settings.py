@@ -15,7 +15,7 @@ import re
 import secrets
 import socket
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import (
@@ -29,6 +29,10 @@ from onepen.schemas.errors import Invalid
 from onepen.schemas.ids import INT64_MAX, INT64_MIN
 from onepen.schemas.partitioning import partition_of
 from onepen.schemas.topics import DEFAULT_PREFIX, PARTITIONS_DEVELOPMENT, Topics
+
+ANSWER_TIMEOUT_MS: Final = 10_000
+"""How long a client waits for a broker's answer. One that is suspended, or whose machine is gone, closes no connection:
+librdkafka's default of 60 s is longer than a record may be under way, and than another broker takes to lead."""
 
 ENV_PREFIX = "ONEPEN_"
 STACK_FILE = "stack.json"
@@ -120,7 +124,8 @@ class Settings(BaseSettings):
 
     def kafka_client(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         """librdkafka properties of a client: ours, then `extra`, then what the user set in ONEPEN_KAFKA."""
-        return {"bootstrap.servers": self.bootstrap, **(extra or {}), **self.kafka}
+        ours = {"bootstrap.servers": self.bootstrap, "socket.timeout.ms": ANSWER_TIMEOUT_MS}
+        return {**ours, **(extra or {}), **self.kafka}
 
     def partition_of(self, session_id: str) -> int:
         """The partition of a session on inputs, events, receipts and state."""

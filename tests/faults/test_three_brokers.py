@@ -13,9 +13,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError
 
+from onepen.streams import topic_admin
+from onepen.streams.plain_producer import PlainProducer
+from onepen.streams.settings import Settings
+from tests.conformance.worlds import delete_topics
 from tests.faults.team import Team
 from tests.faults.three_brokers import ThreeBrokers
+from tests.services import fresh_topic_prefix
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -23,6 +29,8 @@ PROTOCOLS = ("classic", "consumer")
 PER_S = 60
 SUSPENDED_S = 12.0
 """The others wait 9 s for a broker."""
+CLIENT_WAITS_MS = 27_000
+"""Less than the 30 s after which a client gives a record up."""
 TRANSACTIONS, GROUP, CONTROLLER = "transaction coordinator", "group coordinator", "controller"
 OFFICES = {TRANSACTIONS, GROUP, CONTROLLER}
 
@@ -81,6 +89,28 @@ def go_on(teams: list[Team], since_s: float) -> str:
         team.watch(condition, "work in every partition")
         took.append(f"{team.protocol} {time.monotonic() - since_s:.1f} s")
     return ", ".join(took)
+
+
+def test_a_client_is_acknowledged_while_the_leader_it_spoke_to_is_suspended(cluster: ThreeBrokers) -> None:
+    settings = Settings(bootstrap=cluster.bootstrap, prefix=fresh_topic_prefix(), partitions=1, replication=3)
+    topic_admin.apply(settings)
+    cluster.wait_in_sync()
+    topic, outcomes = settings.topics.inputs, list[KafkaError | None]()
+    leader = cluster.nodes[cluster.leader(topic, 0)]
+    producer = PlainProducer(settings.kafka_client(), client_id="client")
+    try:
+        for number in range(2):
+            producer.send(topic, 0, key=b"s", value=b"%d" % number, on_delivery=lambda e, _: outcomes.append(e))
+            if number == 0:
+                assert producer.flush(30_000) == 0
+                leader.suspend()
+        assert producer.flush(CLIENT_WAITS_MS) == 0, "it waits for a broker that will not answer"
+        assert outcomes == [None, None]
+    finally:
+        leader.resume()
+        producer.close(1_000)
+        delete_topics(cluster.bootstrap, settings.topics)
+        cluster.wait_in_sync()
 
 
 def sleep_until(mono_s: float) -> None:

@@ -156,7 +156,10 @@ class ThreeBrokers:
     def leader_of(self, topic: str, name: str) -> int:
         """The broker that leads the partition of an internal topic in which `name` is kept."""
         partitions = self._admin().list_topics(topic, timeout=5).topics[topic].partitions
-        return int(partitions[kept_in(name, len(partitions))].leader)
+        return self.leader(topic, kept_in(name, len(partitions)))
+
+    def leader(self, topic: str, partition: int) -> int:
+        return int(self._admin().list_topics(topic, timeout=5).topics[topic].partitions[partition].leader)
 
     def controller(self) -> int:
         """The active one. Clients are told any broker; the quorum knows."""
