@@ -30,6 +30,8 @@ FORMAT: Final = 1
 SUFFIX: Final = ".state"
 SESSIONS_PER_FRAME: Final = 4_000
 GROUPED_PER_FRAME: Final = 1_000
+PIECE_BYTES: Final = 16 * 1024 * 1024
+"""Sessions of a frame are cut by it as well: one of them may be large."""
 FRAME_BYTES_MAX: Final = 1 << 31
 _FRAME: Final = struct.Struct(">cI32s")
 _HEADER, _SINGLE, _MANY, _POLICIES, _ACTIVE, _END = b"H", b"S", b"M", b"P", b"A", b"E"
@@ -105,9 +107,9 @@ def _frames(header: StateHeader, store: PartitionStore[Any]) -> Iterator[tuple[b
     yield _HEADER, msgspec.json.encode(header)
     mark = b"" if store.mark is None else store.mark.encode()
     yield _POLICIES, encode({b"": mark, **store.policies})
-    for single in store.single_records(SESSIONS_PER_FRAME):
+    for single in store.single_records(SESSIONS_PER_FRAME, PIECE_BYTES):
         yield _SINGLE, encode(single)
-    for many in store.grouped_records(GROUPED_PER_FRAME):
+    for many in store.grouped_records(GROUPED_PER_FRAME, PIECE_BYTES):
         yield _MANY, encode(many)
     yield _ACTIVE, encode(sorted(store.active))
     yield _END, msgspec.json.encode(_End(store.sessions))

@@ -8,8 +8,7 @@ the place in the state topic up to which its bytes are right, so that only the d
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -22,6 +21,7 @@ from onepen.streams.log import Output, Record
 from onepen.streams.timer_heap import TimerHeap
 
 S = TypeVar("S")
+T = TypeVar("T")
 
 MARK_FORMAT: Final = 1
 MARK_VERSION: Final = 1
@@ -70,6 +70,25 @@ def deadline_of(value: bytes) -> int:
             return (number >> 1) ^ -(number & 1)
         shift += 7
     raise Fatal("a record of the state topic ends in its first number")
+
+
+def _bytes_of(records: dict[bytes, bytes]) -> int:
+    return sum(map(len, records.values()))
+
+
+def _pieces(
+    records: Iterable[tuple[bytes, T]], size_of: Callable[[T], int], sessions_max: int, bytes_max: int
+) -> Iterator[dict[bytes, T]]:
+    piece: dict[bytes, T] = {}
+    size_bytes = 0
+    for key, value in records:
+        piece[key] = value
+        size_bytes += size_of(value)
+        if len(piece) >= sessions_max or size_bytes >= bytes_max:
+            yield piece
+            piece, size_bytes = {}, 0
+    if piece:
+        yield piece
 
 
 class Loaded(msgspec.Struct, Generic[S], gc=False):
@@ -190,17 +209,14 @@ class PartitionStore(Generic[S]):
             self._many[head] = base
             self._single.pop(head, None)
 
-    def single_records(self, sessions_max: int) -> Iterator[dict[bytes, bytes]]:
-        """Sessions of which only the head is kept: key and value of the heads, so many at a time."""
-        records = iter(self._single.items())
-        while found := dict(islice(records, sessions_max)):
-            yield found
+    def single_records(self, sessions_max: int, bytes_max: int) -> Iterator[dict[bytes, bytes]]:
+        """Sessions of which only the head is kept: key and value of the heads, so many at a time, and no more than the
+        bytes but for one session."""
+        return _pieces(self._single.items(), len, sessions_max, bytes_max)
 
-    def grouped_records(self, sessions_max: int) -> Iterator[dict[bytes, dict[bytes, bytes]]]:
-        """The other sessions: the key of the head, and all records; so many at a time."""
-        records = iter(self._many.items())
-        while found := dict(islice(records, sessions_max)):
-            yield found
+    def grouped_records(self, sessions_max: int, bytes_max: int) -> Iterator[dict[bytes, dict[bytes, bytes]]]:
+        """The other sessions: the key of the head, and all records; cut likewise."""
+        return _pieces(self._many.items(), _bytes_of, sessions_max, bytes_max)
 
     def take_single(self, found: dict[bytes, bytes]) -> None:
         """What `single_records` gave, into a store that is filled. Raises `Fatal` for what it does not know.

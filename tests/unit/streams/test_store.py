@@ -99,3 +99,30 @@ def test_an_unknown_key_and_a_foreign_partition_record_are_fatal() -> None:
         store().restore(PARTITION_KEY, codec.encode_state(0, 9, b""))
     with pytest.raises(Fatal, match="cannot be read"):
         store().restore(PARTITION_KEY, codec.encode_state(0, 1, b"\xc1"))
+
+
+def test_pieces_of_the_state_are_cut_by_sessions_and_by_bytes() -> None:
+    target = store()
+    for number in range(10):
+        key = (1, f"s{number}")
+        target.restore(head_key(*key), codec.encode_state(0, 1, b"x" * (500 if number == 4 else 10)))
+        if number >= 7:
+            target.restore(prefix("i", *key) + b"in-1", codec.encode_state(5, 1, b"x" * 300))
+    heads = [len(piece) for piece in target.single_records(3, 400)]
+    assert heads == [3, 2, 2], "the large one ends its piece"
+    assert [len(piece) for piece in target.grouped_records(100, 400)] == [2, 1]
+    assert [len(piece) for piece in target.grouped_records(1, 1_000_000)] == [1, 1, 1]
+    assert sum(len(piece) for piece in target.single_records(1, 1)) == 7
+
+
+def test_a_stage_that_is_dropped_leaves_the_cached_session_alone() -> None:
+    """Stages change a session in their own place: what the store has decoded is another one."""
+    target = store()
+    target.publish(count_one(target, 0), None, 0.0)
+    cached = target.load(KEY)
+    stage = count_one(target, 1)
+    loaded = stage.load(KEY)
+    stage.put(KEY, loaded.session._replace(total=99), loaded, offered=False)
+    assert stage.load(KEY).session.total == 99
+    assert target.load(KEY) is cached
+    assert cached.session.total == 1
