@@ -43,8 +43,8 @@ long: env ## the longer suites
 	$(BIN)/python -m pytest -m long --session-timeout=1700 tests
 
 # One file a day; every line names the load and a calibration of the machine it was measured on.
-bench: env ## how fast it is: JSON lines in infra/bench/results/
-	@out=infra/bench/results/$$(date -u +%F).jsonl; for part in core engine latency runs topology takeover recovery; do $(BIN)/python -m infra.bench.$$part --out $$out || exit 1; done
+bench: env ## how fast it is (a quarter of an hour): JSON lines in infra/bench/results/
+	@out=infra/bench/results/$$(date -u +%F).jsonl; for part in core engine latency runs topology scale_out sessions recovery fairness timers takeover; do $(BIN)/python -m infra.bench.$$part --out $$out || exit 1; done
 
 format: env ## rewrite the code in the house style
 	$(BIN)/ruff format .

@@ -87,23 +87,30 @@ def inputs_of(session_id: str, issued_at_ms: int = START_MS, ordinal: int = 1) -
         "worker_id": "worker-1",
         "inbox": 3,
     }
-    prompt = Input(
-        input_id=f"input-{session_id}-{ordinal}",
-        issued_at_ms=issued_at_ms,
-        tenant_id=TENANT,
-        user_id=11,
-        session_id=session_id,
-        mode="prompt",
-        source="ui",
-        content=Content(data=TEXT.encode()),
-    )
-    found = [("prompt", codec.encode(prompt)), ("claim", codec.encode(Claim(**head)))]
+    prompt = prompt_of(session_id, issued_at_ms, ordinal)
+    found = [("prompt", prompt), ("claim", codec.encode(Claim(**head)))]
     for no, (kind, event_type, payload) in enumerate(REPORTED, 1):
         report = Report(**head, no=no, events=(ReportEvent(type=event_type, payload=orjson.dumps(payload)),))
         found.append((kind, codec.encode(report)))
         if no == 3:
             found.append(("renewal", codec.encode(Renew(**head, no=1))))
     return found
+
+
+def prompt_of(session_id: str, issued_at_ms: int, ordinal: int = 1) -> bytes:
+    """The first of them."""
+    return codec.encode(
+        Input(
+            input_id=f"input-{session_id}-{ordinal}",
+            issued_at_ms=issued_at_ms,
+            tenant_id=TENANT,
+            user_id=11,
+            session_id=session_id,
+            mode="prompt",
+            source="ui",
+            content=Content(data=TEXT.encode()),
+        )
+    )
 
 
 class Stopwatch:

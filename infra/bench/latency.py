@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from infra.bench.core import TENANT, inputs_of
+from infra.bench.core import TENANT, prompt_of
 from infra.bench.engine import broker, prepared
 from infra.bench.measures import Measures
 from infra.bench.serving import child, plain, processor
@@ -99,7 +99,7 @@ def run(bootstrap: str, way: Way, rate: int, seconds: float, mark: str) -> tuple
             while (left := due - time.perf_counter()) > 0:
                 producer.poll(min(left, 0.001))
             name = f"{mark}-{number}"
-            value = inputs_of(name, time.time_ns() // 1_000_000)[0][1]
+            value = prompt_of(name, time.time_ns() // 1_000_000)
             sent[name] = time.perf_counter()
             producer.produce(way.inputs, value, name.encode(), partition_of(name.encode(), PARTITIONS))
         producer.flush(DRAIN_S)
