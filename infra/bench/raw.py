@@ -1,7 +1,8 @@
 """What plain confluent-kafka does with the same bytes: the ceiling of any processor written in Python on this machine.
 
-Read the inputs topic with read_committed, write as many records of the same sizes to the same topics, with the offsets,
-in transactions of the same number of inputs, two producers in turn. Nothing is decided, kept or checked.
+Read the inputs topic with read_committed, write as many records of the same sizes to the same topics and partitions,
+with the offsets, in transactions of the same number of inputs, two producers in turn. Nothing is decided, kept or
+checked.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ Sizes = Sequence[tuple[str, int, int]]
 """(topic, bytes of the key, bytes of the value) of the records that were written for one input, over and over."""
 
 
-def pass_through(bootstrap: str, inputs: str, partitions: int, total: int, per_input: float, sizes: Sizes) -> float:
-    """Inputs per second, from the first record read to the last commit. `per_input` records are written for each."""
+def pass_through(bootstrap: str, inputs: str, total: int, batch: int, per_input: float, sizes: Sizes) -> float:
+    """Inputs per second, from the first record read to the last commit. `per_input` records are written for each, to
+    its partition, `batch` inputs in a transaction."""
     consumer = _consumer(bootstrap, inputs, "raw")
     producers = [_producer(bootstrap, f"{inputs}.raw.{turn}") for turn in "ab"]
     consumer.subscribe([inputs])
     try:
-        return _run(consumer, producers, partitions, total, per_input, sizes)
+        return _run(consumer, producers, total, batch, per_input, sizes)
     finally:
         consumer.close()
 
 
 def _run(
-    consumer: Consumer, producers: Sequence[Producer], partitions: int, total: int, per_input: float, sizes: Sizes
+    consumer: Consumer, producers: Sequence[Producer], total: int, batch: int, per_input: float, sizes: Sizes
 ) -> float:
     outputs = itertools.cycle([(topic, b"k" * key, b"v" * value) for topic, key, value in sizes])
     turns, done, owed, began = itertools.cycle(producers), 0, 0.0, 0.0
@@ -41,16 +43,17 @@ def _run(
     while done < total:
         if time.monotonic() > deadline:
             raise TimeoutError(f"only {done} of {total} inputs in {LIMIT_S:.0f} s")
-        messages = [m for m in consumer.consume(BATCH, 0.05) if m.error() is None]
+        messages = [m for m in consumer.consume(batch, 0.05) if m.error() is None]
         if not messages:
             continue
         began = began or time.perf_counter()
         producer, positions = next(turns), _positions(messages)
         producer.begin_transaction()
-        owed += per_input * len(messages)
-        for topic, key, value in itertools.islice(outputs, int(owed)):
-            producer.produce(topic, value, key, partition=positions[0].partition % partitions)
-        owed -= int(owed)
+        for message in messages:
+            partition, owed = message.partition(), owed + per_input
+            for topic, key, value in itertools.islice(outputs, int(owed)):
+                producer.produce(topic, value, key, partition)  # type: ignore[arg-type]
+            owed -= int(owed)
         _commit(consumer, producer, positions)
         done += len(messages)
     return done / (time.perf_counter() - began)
