@@ -43,6 +43,8 @@ TIMERS_AWAITED: Final = 500
 waits behind these only."""
 LOOK_RECORDS: Final = 8
 """Between two looks at the clock."""
+AHEAD_RECORDS: Final = 2_000
+"""Read before their turn at most: some ms, which the brokers need for the records of a large transaction."""
 WAIT_MS: Final = 50
 WAIT_RECOVERING_MS: Final = 2
 
@@ -210,7 +212,7 @@ class Engine(Generic[S]):
             stage.outputs.append(self._dead_letter(record, "internal_error"))
             return
         try:
-            command = core.read(record)
+            command = core.read(record) if record.command is None else record.command
             key = core.session_key(command)
             if key is None:
                 stage.rules, policies = core.admit(stage.rules, command)
@@ -230,6 +232,7 @@ class Engine(Generic[S]):
         if self._suspect != where:
             self._suspect = where
             self._careful = 1
+            record.command = None
             stage.store.forget_decoded()
             log.error("input %d-%d could not be decided; it is tried again alone", *where, exc_info=bug)
             return False
@@ -258,12 +261,24 @@ class Engine(Generic[S]):
         transaction = self._log.begin(len(outputs))
         try:
             transaction.produce(outputs)
+            self._read_ahead(min(AHEAD_RECORDS, len(outputs) // 4))
             failpoints.at(failpoints.BEFORE_COMMIT)
             return transaction.commit({p: s.next_offset for p, s in stages.items()}, member), transaction
         except TooLarge as error:
             log.warning("%s", error)
             outcome = self._single_out(stages)
             return transaction.abort() if transaction.open else outcome, transaction
+
+    def _read_ahead(self, records_max: int) -> None:
+        """Read what comes next while the brokers take what was produced. Whatever is wrong with a record is met again
+        in its turn, where it counts."""
+        read = self._core.read
+        for record in self._log.ahead(records_max):
+            if record.command is None:
+                try:
+                    record.command = read(record)
+                except Exception:
+                    continue
 
     def _single_out(self, stages: dict[int, PartitionStage[S]]) -> Outcome:
         """Nothing was written because of one input, whichever it is: inputs are taken one at a time until it is found,

@@ -9,7 +9,8 @@ partition only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from onepen.streams.log import Record
@@ -67,6 +68,11 @@ class HeldInputs:
         if queue is None:
             queue = self._queues[partition] = _Queue()
         return queue
+
+    def ahead(self, records_max: int) -> Iterator[Record]:
+        """The next ones of each partition, so many in all; they stay."""
+        for queue in self._queues.values():
+            yield from islice(queue.records, -(-records_max // len(self._queues)))
 
     def drop(self, partition: int) -> None:
         self._queues.pop(partition, None)

@@ -263,6 +263,9 @@ class KafkaLog:
             f"to mend: onepen partition mend {partition}"
         )
 
+    def ahead(self, records_max: int) -> Iterable[Record]:
+        return self._held.ahead(records_max)
+
     def put_back(self, records: Sequence[Record]) -> None:
         self._held.put_back(records)
 

@@ -10,7 +10,7 @@ out again: brokers check a member's generation, not what it owns, so nobody else
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
@@ -22,7 +22,8 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 class Record(msgspec.Struct, gc=False):
-    """One input record. `number` is the ownership number of its partition when it was polled."""
+    """One input record. `number` is the ownership number of its partition when it was polled; `command` what the core
+    read in it, as far as that was done before its turn."""
 
     partition: int
     offset: int
@@ -32,6 +33,7 @@ class Record(msgspec.Struct, gc=False):
     timestamp_ms: int
     log_append_time: bool
     number: int
+    command: Any = None
 
 
 class Output(msgspec.Struct, gc=False):
@@ -180,6 +182,11 @@ class Log(Protocol):
 
     def poll(self, *, records_max: int, bytes_max: int, wait_ms: int) -> Batch:
         """Records put back or held come first. Raises `Fatal` (leave the process) or `InputsLost`."""
+        ...
+
+    def ahead(self, records_max: int) -> Iterable[Record]:
+        """Records that were read and that later polls will hand out if they are still owned; they stay where they are.
+        Not to be kept beyond the next call."""
         ...
 
     def put_back(self, records: Sequence[Record]) -> None:

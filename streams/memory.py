@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from onepen.schemas.errors import Retryable
 from onepen.streams.engine_settings import EngineSettings
@@ -267,6 +267,9 @@ class MemoryLog:
 
     def _member(self) -> Member:
         return Member(self._member_id, self._generation, None)
+
+    def ahead(self, records_max: int) -> Iterable[Record]:
+        return list(self._held)[:records_max]
 
     def put_back(self, records: Sequence[Record]) -> None:
         self._held.extendleft(reversed(records))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 import pytest
 
 from onepen.schemas.errors import Fatal
+from onepen.schemas.topics import Topics
 from onepen.streams.dead_letters import REASON
 from onepen.streams.engine import Engine, Limits
+from onepen.streams.log import Record
 from onepen.streams.memory import MemoryLog
 from onepen.streams.memory_broker import Refused
-from tests.conformance.counting import Counter, CountingCore
+from tests.conformance.counting import Command, Counter, CountingCore
 from tests.conformance.worlds import PARTITIONS, MemoryWorld
 
 
@@ -104,6 +107,45 @@ def test_a_bug_is_tried_again_alone_and_dead_lettered_with_an_alarm(
     assert events(world) == [b"s 1 0", b"s 2 1", b"s 3 3", b"s 4 4"]
     assert reasons(world) == [b"internal_error"]
     assert sum("ALARM internal_error" in r.getMessage() for r in caplog.records) == 1
+
+
+class ReadingCore(CountingCore):
+    """Notes what it reads, and fails to read `unreadable`."""
+
+    def __init__(self, topics: Topics) -> None:
+        super().__init__(topics)
+        self.read_offsets: list[int] = []
+
+    def read(self, record: Record) -> Command:
+        self.read_offsets.append(record.offset)
+        if record.value == b"unreadable":
+            raise ZeroDivisionError("a bug")
+        return super().read(record)
+
+
+def test_what_was_read_ahead_is_decided_in_its_turn_and_faults_count_there(world: MemoryWorld) -> None:
+    """The time is over after nine records of a batch, again and again; the next ones are read before their turn."""
+    values = {10: b"poison", 20: b"bug", 30: b"unreadable"}
+    for number in range(60):
+        world.append(0, values.get(number, b"x"), b"s")
+    looks = itertools.count()
+    core, log = ReadingCore(world.topics), world.log("s0")
+    engine: Engine[Counter] = Engine(
+        log, core, world.settings("s0"), limits=Limits(work_ms=2), clock=lambda: next(looks) / 1_000
+    )
+    log.subscribe(engine)
+    ahead = 0
+    for _ in range(60):
+        before = engine.decided
+        engine.turn()
+        if engine.decided > before:
+            ahead = max(ahead, max(core.read_offsets) + 1 - engine.decided)
+    assert engine.decided == 60
+    assert ahead > 1, "nothing was read ahead, so nothing is shown here"
+    good = [number for number in range(60) if number not in values]
+    assert events(world) == [b"s %d %d" % (n + 1, number) for n, number in enumerate(good)]
+    assert sorted(reasons(world)) == [b"internal_error", b"internal_error", b"poison"]
+    assert all(core.read_offsets.count(number) == 1 for number in good if number < 20), "each was read once"
 
 
 def test_b40_poison_is_dead_lettered_with_its_bytes_in_the_same_transaction(world: MemoryWorld) -> None:

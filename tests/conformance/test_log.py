@@ -45,6 +45,19 @@ def test_records_put_back_come_again_first_and_once(world: World) -> None:
     assert member.poll_nothing() == []
 
 
+def test_records_are_seen_ahead_of_their_turn_and_stay(world: World) -> None:
+    for n in range(6):
+        world.append(0, b"%d" % n)
+    member = world.member("s0")
+    records = member.poll_for(6)
+    member.seen.clear()
+    assert list(member.log.ahead(10)) == []
+    member.log.put_back(records[2:])
+    for record in member.log.ahead(3):
+        record.command = record.offset
+    assert [(r.offset, r.command) for r in member.poll_for(4)] == [(2, 2), (3, 3), (4, 4), (5, None)]
+
+
 def test_a_transaction_shows_all_or_nothing(world: World) -> None:
     topics = world.topics
     world.append(0, b"in")
