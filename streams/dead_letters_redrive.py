@@ -124,7 +124,8 @@ def _begin(settings: Settings) -> Producer:
         {
             "linger.ms": 5,
             "message.max.bytes": 2_000_000,
-            **settings.kafka_client(),
+            # Above the limit of a commit, or EndTxn is repeated silently within it.
+            **settings.kafka_client({"socket.timeout.ms": COMMIT_LIMIT_MS + 5_000}),
             "transactional.id": f"{settings.prefix}.redrive",
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
             **SAFE_WRITES,

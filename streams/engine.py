@@ -51,12 +51,13 @@ WAIT_RECOVERING_MS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where a batch is cut. A live input waits for the batch under way and for its own: twice `work_ms`, and what two
-    transactions take beside it, have to stay below half a second."""
+    """Where a batch is cut. A live input may wait for the batch under way, for one that was fetched before it, and for
+    its own. A batch takes `work_ms` to decide and half as long again to be written: three have to stay below half a
+    second, also where the commit takes its time."""
 
     records: int = 8_000
     bytes: int = 2 * 1024 * 1024
-    work_ms: int = 150
+    work_ms: int = 75
 
 
 class Stop(Protocol):
@@ -175,7 +176,8 @@ class Engine(Generic[S]):
         """Decide a batch on staged copies; what exceeds the time goes back to the log."""
         self._careful = max(0, self._careful - 1)
         stages: dict[int, PartitionStage[S]] = {}
-        end_ms = self._mono_ms() + self._limits.work_ms
+        # The reading of a state has a slice in every turn, so turns are short meanwhile.
+        end_ms = self._mono_ms() + self._limits.work_ms / (3 if self._recovery else 1)
         for index, record in enumerate(records):
             store = self._running.get(record.partition)
             if store is None or record.offset < store.next_offset:
@@ -199,8 +201,6 @@ class Engine(Generic[S]):
                 # What is handed back is handed out again: ask for what the time allows, and a little more.
                 self._records_max = min(self._limits.records, 2 * (index + 1))
                 break
-        else:
-            self._records_max = min(self._limits.records, max(self._records_max, 2 * len(records)))
         return stages
 
     def _decide_one(self, stage: PartitionStage[S], record: Record) -> None:
@@ -287,7 +287,9 @@ class Engine(Generic[S]):
         if len(stages) == 1 and first.records == 1:
             self._condemned = (first.store.partition, first.next_offset - 1)
             log.error("ALARM internal_error: what follows from input %d-%d cannot be written", *self._condemned)
-        self._careful = self._limits.records
+            self._careful = 1
+        elif not self._careful:
+            self._careful = sum(stage.records for stage in stages.values())
         return Outcome.ABORTED
 
     def _mark(self, next_offset: int) -> Mark:
@@ -308,6 +310,8 @@ class Engine(Generic[S]):
         mono_ms = self._mono_ms()
         if outcome is Outcome.COMMITTED and transaction is not None:
             self._failing_since_ms = None
+            decided = sum(stage.records for stage in stages.values())
+            self._records_max = min(self._limits.records, max(self._records_max, 2 * decided))
             failpoints.at(failpoints.BEFORE_PUBLISH)
             for partition, stage in stages.items():
                 self.decided += stage.next_offset - stage.store.next_offset
@@ -315,6 +319,8 @@ class Engine(Generic[S]):
                 stage.store.timers.consumed(stage.newest_ms, mono_ms)
                 stage.store.publish(stage, position, mono_ms)
             return
+        # What was too much for the brokers is not tried again at the same size.
+        self._records_max = max(1, self._records_max // 2)
         if self._failing_since_ms is None:
             self._failing_since_ms = mono_ms
         elif mono_ms - self._failing_since_ms > NO_COMMIT_MS:

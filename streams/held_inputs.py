@@ -17,13 +17,16 @@ from onepen.streams.log import Record
 
 __all__ = ["BYTES_FULL", "RECORDS_FULL", "HeldInputs"]
 
-RECORDS_FULL: Final = 32_000
+RECORDS_FULL: Final = 12_000
 BYTES_FULL: Final = 8 * 1024 * 1024
+PARTITIONS_FULL: Final = 4
+"""So many partitions may be full; of more, each may hold less. A record takes about 400 bytes beside its content."""
 """Two batches of the engine and more are left at half of it: a fetch that waits elsewhere takes up to 0.1 s."""
 
 
 def _size(record: Record) -> int:
-    return len(record.value or b"") + len(record.key or b"")
+    size = len(record.value or b"") + len(record.key or b"")
+    return size + sum(len(value or b"") for _, value in record.headers) if record.headers else size
 
 
 class _Queue:
@@ -41,6 +44,7 @@ class HeldInputs:
 
     def __init__(self, records_full: int = RECORDS_FULL, bytes_full: int = BYTES_FULL) -> None:
         self._records_full, self._bytes_full = records_full, bytes_full
+        self._records_of_each, self._bytes_of_each = records_full, bytes_full
         self._queues: dict[int, _Queue] = {}
         self._next_up = 0
 
@@ -51,8 +55,8 @@ class HeldInputs:
         """True: its partition is full."""
         queue = self._queues.get(record.partition) or self._queue(record.partition)
         queue.records.append(record)
-        queue.size_bytes += len(record.value or b"") + len(record.key or b"")
-        return queue.size_bytes > self._bytes_full or len(queue.records) > self._records_full
+        queue.size_bytes += _size(record)
+        return queue.size_bytes > self._bytes_of_each or len(queue.records) > self._records_of_each
 
     def put_back(self, records: Sequence[Record]) -> None:
         """In the order in which they were taken; their partition is the next one to be served."""
@@ -67,7 +71,12 @@ class HeldInputs:
         queue = self._queues.get(partition)
         if queue is None:
             queue = self._queues[partition] = _Queue()
+            self._share_out()
         return queue
+
+    def _share_out(self) -> None:
+        parts = max(1.0, len(self._queues) / PARTITIONS_FULL)
+        self._records_of_each, self._bytes_of_each = int(self._records_full / parts), int(self._bytes_full / parts)
 
     def ahead(self, records_max: int) -> Iterator[Record]:
         """The next ones of each partition, so many in all; they stay."""
@@ -75,10 +84,11 @@ class HeldInputs:
             yield from islice(queue.records, -(-records_max // len(self._queues)))
 
     def drop(self, partition: int) -> None:
-        self._queues.pop(partition, None)
+        if self._queues.pop(partition, None) is not None:
+            self._share_out()
 
     def low(self, partition: int) -> bool:
-        return not self._above(partition, self._records_full // 2, self._bytes_full // 2)
+        return not self._above(partition, self._records_of_each // 2, self._bytes_of_each // 2)
 
     def _above(self, partition: int, records: int, size_bytes: int) -> bool:
         queue = self._queues.get(partition)
@@ -116,7 +126,7 @@ class HeldInputs:
         left = queue.records
         while left and records > 0 and size < size_bytes:
             record = left.popleft()
-            bytes_of_it = len(record.value or b"") + len(record.key or b"")
+            bytes_of_it = _size(record)
             queue.size_bytes -= bytes_of_it
             if wanted(record):
                 size += bytes_of_it

@@ -40,7 +40,7 @@ INIT_LIMIT_MS: Final = 60_000
 COMMITTED_LIMIT_MS: Final = 3_000
 LEAVE_LIMIT_MS: Final = 2_000
 DRAIN_RECORDS: Final = 1_000
-DRAINS_MAX: Final = 10
+DRAIN_S: Final = 0.05
 _UNREACHABLE: Final = frozenset(
     {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE}
 )
@@ -160,7 +160,8 @@ class KafkaLog:
 
     def _drain(self) -> None:
         """Everything that librdkafka has: what came last may be of a partition for which nothing else is there."""
-        for _ in range(DRAINS_MAX):
+        end_s = time.monotonic() + DRAIN_S
+        while time.monotonic() < end_s:
             # Callbacks may run in the next call as well, between two of its records: tag with the numbers of before.
             live = dict(self._live)
             messages = self._consumer.consume(DRAIN_RECORDS, 0.0)

@@ -122,8 +122,8 @@ def input_consumer(settings: EngineSettings) -> dict[str, Any]:
         "auto.offset.reset": "error",
         "socket.timeout.ms": READ_TIMEOUT_MS,
     }
-    # librdkafka hands records out in order of arrival, so little of a backlog is fetched at once; but what is fetched
-    # while a batch is decided is the next batch.
+    # Of all partitions together. librdkafka hands records out in order of arrival, so little of a backlog is fetched at
+    # once; but what is fetched while a batch is decided is the next batch.
     for name, value in (
         ("queued.min.messages", 4_000),
         ("fetch.queue.backoff.ms", 2),

@@ -39,7 +39,7 @@ log = logging.getLogger("onepen.processor.restore")
 
 _NO_POSITION: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 ASK_S: Final = 2.0
-FIRST_ASK_S: Final = 0.1
+FIRST_ASK_S: Final = 0.3
 """An offset that is not stable is waited for in turns, each twice as long as the one before, up to ASK_S: however many
 partitions wait for a dead processor's transaction, the others get their turn soon."""
 ASK_AGAIN_S: Final = 0.1

@@ -105,15 +105,33 @@ def run_engine(
 def patient_collector() -> Iterator[None]:
     """Look for cycles seldom: a batch makes thousands of objects that live until its commit and are freed by their
     counts, and looking through them again and again was an eighth of the processor's time."""
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
+    with _patience.lock:
+        if not _patience.engines:
+            _patience.before = gc.get_threshold()
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*COLLECT_AFTER)
+        _patience.engines += 1
     try:
         yield
     finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
+        with _patience.lock:
+            _patience.engines -= 1
+            if not _patience.engines:
+                gc.set_threshold(*_patience.before)
+                gc.unfreeze()
+
+
+class _Patience:
+    """Of this process: how many engines ask for it, and what there was before the first."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.engines = 0
+        self.before = gc.get_threshold()
+
+
+_patience = _Patience()
 
 
 def local_archives(settings: EngineSettings) -> LocalArchives | None:

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 APPLY_TIMEOUT_MS: Final = 30_000
 CHECK_TIMEOUT_MS: Final = 15_000
+ADMIN_TIMEOUT_MS: Final = 60_000
 POLICY_KEY: Final = b"policy"
 SETTINGS_VERSION: Final = 1
 SETTINGS_LOOKED_FOR_RECORDS: Final = 2_000
@@ -137,7 +138,9 @@ def require_topics(settings: Settings, timeout_ms: int = CHECK_TIMEOUT_MS) -> No
 
 
 def _admin(settings: Settings) -> AdminClient:
-    return AdminClient(settings.kafka_client({"reconnect.backoff.max.ms": 500, "log_level": 0}))
+    # The time-out of the socket limits what a creation may take, whatever its own limit is.
+    ours = {"socket.timeout.ms": ADMIN_TIMEOUT_MS, "reconnect.backoff.max.ms": 500, "log_level": 0}
+    return AdminClient(settings.kafka_client(ours))
 
 
 def _unreachable(settings: Settings, error: object) -> Retryable:

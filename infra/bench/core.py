@@ -113,6 +113,22 @@ def prompt_of(session_id: str, issued_at_ms: int, ordinal: int = 1) -> bytes:
     )
 
 
+def abort_of(session_id: str, issued_at_ms: int) -> bytes:
+    """Ends the run of a session that nobody will claim, before its offer is repeated again and again."""
+    return codec.encode(
+        Input(
+            input_id=f"abort-{session_id}",
+            issued_at_ms=issued_at_ms,
+            tenant_id=TENANT,
+            user_id=11,
+            session_id=session_id,
+            mode="abort",
+            target_kind="active",
+            source="ui",
+        )
+    )
+
+
 class Stopwatch:
     """Times of calls by (phase, kind), in ns, and the CPU time of each phase as a whole."""
 

@@ -1,6 +1,7 @@
 """From produce to visible for a read_committed reader, beside a plain transactional echo, at fixed rates.
 
-Each input is a prompt for a session of its own; seen is its receipt. The two are measured in turns, three times each,
+Every other input is a prompt for a session of its own; seen is its receipt. The next one aborts its run, which nobody
+would claim. The two are measured in turns, three times each,
 so that what else the machine does meets both. A rate that cannot be kept is said (`kept` below 1), not hidden.
 
     python -m infra.bench.latency [--rates 20,500,5000] [--seconds N] [--out FILE]
@@ -18,7 +19,7 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from infra.bench.core import TENANT, prompt_of
+from infra.bench.core import TENANT, abort_of, prompt_of
 from infra.bench.engine import broker, prepared
 from infra.bench.measures import Measures
 from infra.bench.serving import child, plain, processor
@@ -98,9 +99,14 @@ def run(bootstrap: str, way: Way, rate: int, seconds: float, mark: str) -> tuple
             due = began + number / rate
             while (left := due - time.perf_counter()) > 0:
                 producer.poll(min(left, 0.001))
-            name = f"{mark}-{number}"
-            value = prompt_of(name, time.time_ns() // 1_000_000)
-            sent[name] = time.perf_counter()
+            now_ms = time.time_ns() // 1_000_000
+            if number % 2:
+                name = f"{mark}-{number - 1}"
+                value = abort_of(name, now_ms)
+            else:
+                name = f"{mark}-{number}"
+                value = prompt_of(name, now_ms)
+                sent[name] = time.perf_counter()
             producer.produce(way.inputs, value, name.encode(), partition_of(name.encode(), PARTITIONS))
         producer.flush(DRAIN_S)
         end = time.monotonic() + DRAIN_S

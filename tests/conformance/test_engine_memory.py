@@ -11,7 +11,7 @@ from onepen.schemas.errors import Fatal
 from onepen.schemas.topics import Topics
 from onepen.streams.dead_letters import REASON
 from onepen.streams.engine import Engine, Limits
-from onepen.streams.log import Record
+from onepen.streams.log import Batch, Record, Transaction
 from onepen.streams.memory import MemoryLog
 from onepen.streams.memory_broker import Refused
 from tests.conformance.counting import Command, Counter, CountingCore
@@ -169,6 +169,38 @@ def test_b36_what_cannot_be_written_condemns_only_its_own_input(world: MemoryWor
     Node(world).turns(30)
     assert reasons(world) == [b"internal_error"]
     assert [line.split()[1] for line in events(world)] == [b"%d" % n for n in range(1, 7)]
+
+
+def test_b36_the_others_are_not_taken_one_at_a_time_once_it_is_found(world: MemoryWorld) -> None:
+    send(world, 3)
+    world.append(0, b"big:3000000", b"s")
+    send(world, 500)
+    Node(world).turns(12)
+    assert len(events(world)) == 503
+
+
+def test_what_the_brokers_did_not_commit_is_tried_again_in_smaller_batches(world: MemoryWorld) -> None:
+    send(world, 64)
+    node = Node(world, limits=Limits(records=64))
+    sizes: list[int] = []
+    poll, begin = node.log.poll, node.log.begin
+
+    def measured(**limits: int) -> Batch:
+        batch = poll(**limits)
+        sizes.append(len(batch.records))
+        return batch
+
+    def refused(records: int) -> Transaction:
+        transaction = begin(records)
+        if len(sizes) < 5:
+            transaction.commit = lambda *_: transaction.abort()  # type: ignore[method-assign]
+        return transaction
+
+    node.log.poll, node.log.begin = measured, refused  # type: ignore[method-assign,assignment]
+    node.turns(30)
+    tried = [size for size in sizes if size]
+    assert tried[:4] == [64, 32, 16, 8]
+    assert len(events(world)) == 64
 
 
 def test_a_fatal_input_stops_its_partition_and_no_other(world: MemoryWorld, caplog: pytest.LogCaptureFixture) -> None:

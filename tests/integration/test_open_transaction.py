@@ -60,6 +60,7 @@ def test_a_question_that_waits_does_not_hold_another_one(settings: EngineSetting
     dead, offsets = Dead(settings), CommittedOffsets(settings)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(offsets.ask, [HELD[0]], LONG_S)
+        wait_for(lambda: not offsets._idle, "it is being asked", LONG_S)
         for _ in range(20):  # one of these at least comes behind it
             assert offsets.ask([FREE[0]], LONG_S) == {FREE[0]: 1}
         assert not waits.done(), "the others were answered while it waited"

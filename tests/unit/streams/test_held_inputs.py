@@ -90,6 +90,19 @@ def test_what_is_not_wanted_is_dropped_and_takes_no_place() -> None:
     assert len(inputs) == 100 - 40 - 10
 
 
+def test_of_many_partitions_each_may_hold_less_and_more_again_when_they_are_few() -> None:
+    inputs = HeldInputs(100, 10_000)
+    for partition in range(8):
+        inputs.append(record(partition, 0))
+    assert not any(inputs.append(record(0, offset)) for offset in range(1, 50))
+    assert inputs.append(record(0, 50)), "8 partitions share what 4 may hold"
+    while len(inputs) > 40:
+        inputs.take(8, 10_000, lambda one: one.partition == 0)
+    assert not inputs.append(record(0, 51))
+    headers = HeldInputs(100, 1_000)
+    assert headers.append(Record(0, 0, b"", b"", (("h", b"x" * 1_001),), 1, True, 1)), "headers count"
+
+
 def test_full_and_low_by_records_and_by_bytes() -> None:
     inputs = HeldInputs(100, 10_000)
     assert not any(inputs.append(record(0, offset)) for offset in range(100))
