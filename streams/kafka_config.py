@@ -125,7 +125,7 @@ def input_consumer(settings: EngineSettings) -> dict[str, Any]:
     # Of all partitions together. librdkafka hands records out in order of arrival, so little of a backlog is fetched at
     # once; but what is fetched while a batch is decided is the next batch.
     for name, value in (
-        ("queued.min.messages", 4_000),
+        ("queued.min.messages", 2_000),
         ("fetch.queue.backoff.ms", 2),
         ("max.partition.fetch.bytes", 131_072),
         ("fetch.wait.max.ms", 100),

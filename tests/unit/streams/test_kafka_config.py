@@ -48,7 +48,7 @@ def test_a_slot_is_a_static_member_under_the_classic_protocol_only() -> None:
         assert properties["auto.offset.reset"] == "error"
         assert properties["enable.auto.commit"] is False
         assert properties["isolation.level"] == "read_committed"
-        assert properties["queued.min.messages"] == 4_000
+        assert properties["queued.min.messages"] == 2_000
 
 
 def test_lines_that_speak_of_a_lost_connection_are_doubt() -> None:
