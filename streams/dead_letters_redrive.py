@@ -22,7 +22,7 @@ from onepen.streams.dead_letters_reading import REDRIVEN, Letter, LetterId
 from onepen.streams.deadline import Deadline
 from onepen.streams.kafka_config import SAFE_WRITES, check_properties
 from onepen.streams.outside_reader import end_offsets
-from onepen.streams.settings import Settings
+from onepen.streams.settings import ANSWER_TIMEOUT_MS, Settings
 
 __all__ = ["ORIGIN", "Redriven", "plan_redrive", "redrive"]
 
@@ -34,9 +34,12 @@ LETTERS_MAX: Final = 1_000
 BYTES_MAX: Final = 16 * 1024 * 1024
 INIT_LIMIT_MS: Final = 15_000
 FLUSH_LIMIT_S: Final = 8.0
-COMMIT_LIMIT_MS: Final = 15_000
+COMMIT_LIMIT_MS: Final = 9_000
+"""Below the time-out of the socket, or EndTxn is repeated silently within it."""
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 """An open transaction holds every reader of the partitions it wrote to."""
+
+assert COMMIT_LIMIT_MS < ANSWER_TIMEOUT_MS <= TRANSACTION_TIMEOUT_MS, "librdkafka asks for the second"
 
 _FENCED: Final = frozenset(
     {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED, KafkaError._FATAL}
@@ -124,8 +127,7 @@ def _begin(settings: Settings) -> Producer:
         {
             "linger.ms": 5,
             "message.max.bytes": 2_000_000,
-            # Above the limit of a commit, or EndTxn is repeated silently within it.
-            **settings.kafka_client({"socket.timeout.ms": COMMIT_LIMIT_MS + 5_000}),
+            **settings.kafka_client(),
             "transactional.id": f"{settings.prefix}.redrive",
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
             **SAFE_WRITES,

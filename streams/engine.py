@@ -11,19 +11,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 from onepen.schemas.errors import Fatal, Poison, Retryable
 from onepen.schemas.limits import PROTOCOL_VERSION
 from onepen.streams import failpoints
+from onepen.streams.batch_size import BatchSize, Limits
 from onepen.streams.core import Core, DueTimer, SessionKey
 from onepen.streams.counters import EngineCounters
 from onepen.streams.dead_letters import dead_letter
 from onepen.streams.engine_settings import EngineSettings
+from onepen.streams.engine_view import View
 from onepen.streams.local_archive import LocalArchives
 from onepen.streams.log import InputsLost, Log, Member, Outcome, Output, Record, TooLarge, Transaction
-from onepen.streams.recovery import Progress, Recovery
+from onepen.streams.recovery import Recovery
 from onepen.streams.store import MARK_FORMAT, Mark, PartitionStage, PartitionStore
 
 log = logging.getLogger("onepen.processor")
@@ -49,30 +50,8 @@ WAIT_MS: Final = 50
 WAIT_RECOVERING_MS: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Where a batch is cut. A live input may wait for the batch under way, for one that was fetched before it, and for
-    its own. A batch takes `work_ms` to decide and half as long again to be written: three have to stay below half a
-    second, also where the commit takes its time."""
-
-    records: int = 8_000
-    bytes: int = 2 * 1024 * 1024
-    work_ms: int = 75
-
-
 class Stop(Protocol):
     def is_set(self) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class View(Generic[S]):
-    """Which partition stands where, copied for another thread; the stores themselves go on changing."""
-
-    running: tuple[PartitionStore[S], ...]
-    starting: tuple[PartitionStore[S], ...]
-    parked: tuple[PartitionStore[S], ...]
-    recovering: tuple[Progress, ...]
-    stopped: dict[int, str]
 
 
 class Engine(Generic[S]):
@@ -107,7 +86,7 @@ class Engine(Generic[S]):
         self._condemned: Position | None = None
         self._doubted_ms = 0.0
         self._careful = 0
-        self._records_max = self._limits.records
+        self._size = BatchSize(self._limits)
         self._failing_since_ms: float | None = None
         self._stop: Stop | None = None
         self.decided = 0
@@ -130,7 +109,7 @@ class Engine(Generic[S]):
         self._recover()
         try:
             batch = self._log.poll(
-                records_max=1 if self._careful else self._records_max,
+                records_max=1 if self._careful else self._size.records,
                 bytes_max=self._limits.bytes,
                 wait_ms=self._wait_ms(),
             )
@@ -198,8 +177,7 @@ class Engine(Generic[S]):
             stages[record.partition] = stage
             if index % LOOK_RECORDS == 0 and self._mono_ms() >= end_ms and index + 1 < len(records):
                 self._log.put_back(records[index + 1 :])
-                # What is handed back is handed out again: ask for what the time allows, and a little more.
-                self._records_max = min(self._limits.records, 2 * (index + 1))
+                self._size.was_cut(index + 1)
                 break
         return stages
 
@@ -310,8 +288,7 @@ class Engine(Generic[S]):
         mono_ms = self._mono_ms()
         if outcome is Outcome.COMMITTED and transaction is not None:
             self._failing_since_ms = None
-            decided = sum(stage.records for stage in stages.values())
-            self._records_max = min(self._limits.records, max(self._records_max, 2 * decided))
+            self._size.was_committed(sum(stage.records for stage in stages.values()))
             failpoints.at(failpoints.BEFORE_PUBLISH)
             for partition, stage in stages.items():
                 self.decided += stage.next_offset - stage.store.next_offset
@@ -319,8 +296,7 @@ class Engine(Generic[S]):
                 stage.store.timers.consumed(stage.newest_ms, mono_ms)
                 stage.store.publish(stage, position, mono_ms)
             return
-        # What was too much for the brokers is not tried again at the same size.
-        self._records_max = max(1, self._records_max // 2)
+        self._size.was_refused()
         if self._failing_since_ms is None:
             self._failing_since_ms = mono_ms
         elif mono_ms - self._failing_since_ms > NO_COMMIT_MS:
@@ -436,7 +412,7 @@ class Engine(Generic[S]):
     def _timers_room(self, store: PartitionStore[S], mono_ms: float) -> int:
         """How many timers of the partition may be appended now. Each has its share: where one waits behind a backlog,
         its timers do not stop those of the others."""
-        share = min(TIMERS_AWAITED, self._records_max) // len(self._running)
+        share = min(TIMERS_AWAITED, self._size.records) // len(self._running)
         return max(0, max(1, share) - store.timers.awaited(mono_ms))
 
     def _due_of(self, store: PartitionStore[S]) -> Callable[[SessionKey, int], tuple[Iterable[DueTimer], int]]:

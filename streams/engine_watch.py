@@ -14,7 +14,8 @@ from typing import Any, Final
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from onepen.streams.engine import Engine, View
+from onepen.streams.engine import Engine
+from onepen.streams.engine_view import View
 from onepen.streams.kafka import KafkaLog
 from onepen.streams.kafka_statistics import Statistics
 from onepen.streams.metric_families import Values, counter, gauge, histogram

@@ -18,9 +18,10 @@ from onepen.schemas.policies import PolicyRecord
 from onepen.schemas.receipts import Receipt
 from onepen.schemas.views import View
 from onepen.schemas.worker_records import Claim, Report, ReportEvent
+from onepen.streams.batch_size import Limits
 from onepen.streams.core import SessionCore
 from onepen.streams.dead_letters import REASON
-from onepen.streams.engine import Engine, Limits
+from onepen.streams.engine import Engine
 from onepen.streams.log import Outcome
 from onepen.streams.memory import MemoryLog
 from onepen.streams.memory_broker import Refused

@@ -9,8 +9,9 @@ import pytest
 
 from onepen.schemas.errors import Fatal
 from onepen.schemas.topics import Topics
+from onepen.streams.batch_size import Limits
 from onepen.streams.dead_letters import REASON
-from onepen.streams.engine import Engine, Limits
+from onepen.streams.engine import Engine
 from onepen.streams.log import Batch, Record, Transaction
 from onepen.streams.memory import MemoryLog
 from onepen.streams.memory_broker import Refused

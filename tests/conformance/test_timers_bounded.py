@@ -9,8 +9,9 @@ from typing import NamedTuple
 from onepen.processors import state_keys
 from onepen.schemas import codec
 from onepen.schemas.topics import Topics
+from onepen.streams.batch_size import Limits
 from onepen.streams.core import DueTimer, SessionKey
-from onepen.streams.engine import TIMERS_AWAITED, Engine, Limits
+from onepen.streams.engine import TIMERS_AWAITED, Engine
 from onepen.streams.log import Output, Record
 from onepen.streams.memory import MemoryLog
 from onepen.streams.timer_heap import REPEAT_MS

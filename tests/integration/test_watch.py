@@ -40,7 +40,10 @@ def get(port: int, path: str) -> tuple[int, str]:
 
 
 def samples(port: int) -> Samples:
-    _, text = get(port, "/metrics")
+    """None while nobody listens."""
+    status, text = get(port, "/metrics")
+    if status == 0:
+        return {}
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)

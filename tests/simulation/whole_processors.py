@@ -11,8 +11,9 @@ from onepen.processors.rules import Rules
 from onepen.processors.session import Session
 from onepen.schemas.errors import Fatal, Retryable
 from onepen.schemas.inputs import Input
+from onepen.streams.batch_size import Limits
 from onepen.streams.core import SessionCore
-from onepen.streams.engine import Engine, Limits
+from onepen.streams.engine import Engine
 from onepen.streams.engine_settings import EngineSettings
 from onepen.streams.log import Output, Record
 from onepen.streams.memory import MemoryLog

@@ -14,7 +14,7 @@ import yaml
 from onepen.cli.app import build
 from onepen.schemas.topics import Topics
 from onepen.streams.counters import EngineCounters, LogCounters
-from onepen.streams.engine import View
+from onepen.streams.engine_view import View
 from onepen.streams.engine_watch import EngineWatch
 from onepen.streams.feed_watch import FeedWatch
 from onepen.streams.kafka_statistics import StatisticsTexts

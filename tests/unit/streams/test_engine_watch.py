@@ -12,7 +12,7 @@ import pytest
 
 from onepen.schemas.topics import Topics
 from onepen.streams.counters import EngineCounters, LogCounters
-from onepen.streams.engine import View
+from onepen.streams.engine_view import View
 from onepen.streams.engine_watch import ALIVE_S, EngineWatch
 from onepen.streams.kafka_statistics import StatisticsTexts
 from onepen.streams.recovery import Progress
