@@ -22,7 +22,7 @@ from onepen.schemas.events import Event
 from onepen.schemas.ids import check_id, output_key
 from onepen.schemas.partitioning import partition_of
 from onepen.schemas.receipts import Receipt
-from onepen.schemas.statuses import Disposition
+from onepen.schemas.statuses import Disposition, Verdict
 from onepen.streams.deadline import Deadline
 from onepen.streams.log_tail import CursorAhead, CursorTooOld, LogTail
 from onepen.streams.seams import Cursor, Seam, run_seam, session_seam
@@ -343,14 +343,22 @@ def follows(last: Event, event: Event) -> bool:
 
 
 def input_events(records: Iterator[Event | Receipt | None], input_id: str) -> Events:
-    """Events of the runs that the input touched, from the one that names it on."""
+    """Events of the runs that the input touched, from the one that names it on.
+
+    Receipts and events are topics of their own: a receipt may come first. One that says `steered` promises events of
+    its run, so its end is waited for.
+    """
     runs: set[str] = set()
+    promised: set[str] = set()
+    finished: set[str] = set()
     consumed: set[str] = set()
     over = False
     for record in records:
         if isinstance(record, Receipt):
-            if record.kind == "input" and record.input_id == input_id and record.disposition in _ENDS_WITHOUT_A_RUN:
-                over = True
+            if record.kind == "input" and record.input_id == input_id and record.verdict != Verdict.DUPLICATE:
+                over = over or record.disposition in _ENDS_WITHOUT_A_RUN
+                if record.verdict == Verdict.STEERED and record.run_id is not None:
+                    promised.add(record.run_id)
         elif isinstance(record, Event):
             if record.type in _NAMES_INPUT and _input_of(record) == input_id:
                 runs.add(record.run_id)
@@ -360,9 +368,10 @@ def input_events(records: Iterator[Event | Receipt | None], input_id: str) -> Ev
                 yield record
                 if record.type == ev.RUN_FINISHED:
                     runs.discard(record.run_id)
+                    finished.add(record.run_id)
                     if record.run_id in consumed:
                         return
-        if over and not runs:
+        if over and not runs and promised <= finished:
             return
 
 
