@@ -177,7 +177,9 @@ class HeldRun:
     def _evidence(self, event: ReportEvent) -> None:
         # Ends that come after the lease was lost are refused, and kept by the log: what became of an effect.
         machine = self.machine
-        if event.type in _EVIDENCE and machine.granted and machine.ended not in _ENDED_WELL:
+        # One that began before its claim was answered may have had an effect as well, once it has reported anything.
+        spoke = machine.granted or machine.report_no > 0
+        if event.type in _EVIDENCE and spoke and machine.ended not in _ENDED_WELL:
             self._send(machine.late_report(event))
 
     def _post_flush(self) -> None:

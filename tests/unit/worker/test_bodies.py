@@ -288,6 +288,35 @@ def test_a_lost_lease_stops_the_body_and_its_late_end_is_evidence() -> None:
     assert b'"status":"ok"' in (refused.detail or b"")
 
 
+def test_a_worker_that_was_never_answered_tells_the_late_end_of_what_it_began() -> None:
+    """It began before its claim was answered, and was frozen before the answer came: its tool has run all the same."""
+
+    async def scene(bench: Bench) -> None:
+        finish = asyncio.Event()
+
+        async def tool() -> str:
+            await finish.wait()
+            return "done"
+
+        async def body(ctx: RunContext) -> Any:
+            return await ctx.tool("t", tool)
+
+        bench.ask(content="go")
+        running = bench.take(body)
+        bench.helds.remove(running.held)  # no view reaches it
+        await until(lambda: "tool.started" in bench.types())
+        bench.fire("lease", 4_000)
+        assert not running.held.machine.granted
+        running.held.give_up("stale_generation")
+        finish.set()
+        await running.over()
+        await until(lambda: bench.receipts[-1].kind == "worker")
+
+    refused = played(scene).receipts[-1]
+    assert (refused.record, refused.reason, refused.generation) == ("report", "stale_generation", 1)
+    assert b"tool.finished" in (refused.detail or b"")
+
+
 def test_takeover_joins_the_recorded_action_and_meets_the_doubtful_one() -> None:
     performed: list[str] = []
 
