@@ -102,6 +102,8 @@ class Machine:
     decided_no: int = 0
     view_no: int = -1
     late: int = 0
+    unsent: list[ReportEvent] = field(default_factory=list)
+    """What was queued and not sent when the run was over (see `late_report`)."""
     _claimed: Now | None = None
     _claim_at_ms: int = 0
     _trust: Now | None = None
@@ -384,8 +386,9 @@ class Machine:
         for entry in self._unanswered.values():
             for ticket in entry.tickets:
                 ticket.fate = ticket.fate or self.ended
-        for _, ticket in self._queue:
+        for event, ticket in self._queue:
             ticket.fate = self.ended
+            self.unsent.append(event)
         self._unanswered.clear()
         self._queue.clear()
 

@@ -79,6 +79,7 @@ class HeldRun:
         with self._lock:
             for record in self.machine.on_view(view, self._clocks()):
                 self._send(record)
+            self._tell_unsent()
         self.wake()
 
     def give_up(self, reason: str) -> None:
@@ -86,6 +87,7 @@ class HeldRun:
         with self._lock:
             if self.machine.ended is None:
                 self.machine.give_up(reason)
+            self._tell_unsent()
         self.wake()
 
     def wake(self) -> None:
@@ -181,6 +183,12 @@ class HeldRun:
         spoke = machine.granted or machine.report_no > 0
         if event.type in _EVIDENCE and spoke and machine.ended not in _ENDED_WELL:
             self._send(machine.late_report(event))
+
+    def _tell_unsent(self) -> None:
+        """A worker that wakes up reports an end and learns of its loss at the same time."""
+        unsent, self.machine.unsent = self.machine.unsent, []
+        for event in unsent:
+            self._evidence(event)
 
     def _post_flush(self) -> None:
         if not self._flush_posted:

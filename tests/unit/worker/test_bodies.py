@@ -317,6 +317,39 @@ def test_a_worker_that_was_never_answered_tells_the_late_end_of_what_it_began() 
     assert b"tool.finished" in (refused.detail or b"")
 
 
+def test_an_end_that_was_reported_but_not_sent_when_the_lease_was_lost_is_told() -> None:
+    """A process that wakes up learns of its loss between the report of an end and the turn of the loop that sends."""
+
+    async def scene(bench: Bench) -> None:
+        finish = asyncio.Event()
+
+        async def tool() -> str:
+            await finish.wait()
+            return "done"
+
+        async def body(ctx: RunContext) -> Any:
+            return await ctx.tool("t", tool)
+
+        bench.ask(content="go")
+        running = bench.take(body)
+        await until(lambda: "tool.started" in bench.types() and running.held.machine.granted)
+        held, flush = running.held, running.held._flush
+        bench.helds.remove(held)
+        bench.fire("lease", 4_000)
+
+        def lost_first() -> None:
+            held.give_up("stale_generation")
+            flush()
+
+        held._flush = lost_first  # type: ignore[method-assign]
+        finish.set()
+        await running.over()
+        await until(lambda: bench.receipts[-1].kind == "worker")
+
+    told = [one for one in played(scene).receipts if b"tool.finished" in (one.detail or b"")]
+    assert [(one.record, one.reason, one.generation) for one in told] == [("report", "stale_generation", 1)]
+
+
 def test_takeover_joins_the_recorded_action_and_meets_the_doubtful_one() -> None:
     performed: list[str] = []
 
