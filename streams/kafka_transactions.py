@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 
 from onepen.schemas.errors import Retryable
 from onepen.streams import failpoints
+from onepen.streams.bounded_calls import BoundedCalls, NotReturned
 from onepen.streams.counters import LogCounters
 from onepen.streams.deadline import Deadline
 from onepen.streams.engine_settings import EngineSettings
@@ -34,6 +35,7 @@ log = logging.getLogger("onepen.processor.transactions")
 INIT_SLICE_MS: Final = 2_000
 FULL_WAIT_S: Final = 0.01
 _COMMIT_S: Final = COMMIT_LIMIT_MS / 1000
+_HUNG_S: Final = _COMMIT_S + 1.0
 _REASONS: Final[Mapping[str, str]] = {"FAIL": "disconnected", "REQTMOUT": "request_timed_out"}
 
 
@@ -49,6 +51,7 @@ class Writer:
         watched = statistics.of(transactional_id.rpartition(".")[2])
         self.producer = Producer(transactional_producer(settings, transactional_id) | watched, logger=self.logger)
         self.count = 0
+        self.calls = BoundedCalls(f"tx-{transactional_id.rpartition('.')[2]}")
 
     def initialise(self, deadline: Deadline) -> None:
         """`init_transactions`: ends what a predecessor left open. Raises `Retryable` when the time is over."""
@@ -71,6 +74,7 @@ class Writer:
 
     def drop(self) -> None:
         """Give the producer up without ending its transaction: a successor under the same id does that."""
+        self.calls.close()
         with contextlib.suppress(KafkaException):
             self.producer.purge()
 
@@ -138,13 +142,19 @@ class KafkaTransaction:
             raise ValueError("a commit needs a member id and a generation")
         if self._failed is not None:
             return self._give_up(self._failed)
-        failed = self._send_offsets(offsets, member)
+        try:
+            failed = self._send_offsets(offsets, member)
+        except NotReturned as error:
+            return self._hung("send_offsets", error)
         if failed is not None:
             return self._give_up(failed)
         failpoints.at(failpoints.AFTER_SEND_OFFSETS)
         self.open = False
+        commit = self._writer.producer.commit_transaction
         try:
-            self._writer.producer.commit_transaction(_COMMIT_S)
+            self._writer.calls.call(lambda: commit(_COMMIT_S), _HUNG_S)
+        except NotReturned as error:
+            return self._hung("commit", error)
         except KafkaException as error:
             cause = error.args[0]
             if cause.code() == KafkaError.MSG_SIZE_TOO_LARGE:
@@ -158,7 +168,8 @@ class KafkaTransaction:
         deadline = Deadline(COMMIT_LIMIT_MS)
         while True:
             try:
-                self._writer.producer.send_offsets_to_transaction(positions, member.raw, _COMMIT_S)
+                send = self._writer.producer.send_offsets_to_transaction
+                self._writer.calls.call(lambda: send(positions, member.raw, _COMMIT_S), _HUNG_S)  # noqa: B023
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
                 if not cause.retriable() or deadline.expired:
@@ -168,8 +179,11 @@ class KafkaTransaction:
 
     def abort(self) -> Outcome:
         self.open = False
+        abort = self._writer.producer.abort_transaction
         try:
-            self._writer.producer.abort_transaction(_COMMIT_S)
+            self._writer.calls.call(lambda: abort(_COMMIT_S), _HUNG_S)
+        except NotReturned as error:
+            return self._hung("abort", error)
         except KafkaException as error:
             return self._doubt(f"abort: {error.args[0].str()}", f"abort_{error.args[0].name()}")
         return self._believe(Outcome.ABORTED)
@@ -188,6 +202,11 @@ class KafkaTransaction:
     def _believe(self, outcome: Outcome) -> Outcome:
         lines = self._writer.serve()
         return self._doubt(lines[-1], _REASONS.get(lines[-1].split(" ", 1)[0], "client_error")) if lines else outcome
+
+    def _hung(self, call: str, error: NotReturned) -> Outcome:
+        """The producer is left behind as it is; what follows a doubt replaces it."""
+        self.open = False
+        return self._doubt(f"{call}: {error}", "not_returned")
 
     def _doubt(self, why: str, reason: str) -> Outcome:
         self._counters.doubts[reason] += 1
