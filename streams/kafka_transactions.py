@@ -35,7 +35,7 @@ log = logging.getLogger("onepen.processor.transactions")
 INIT_SLICE_MS: Final = 2_000
 FULL_WAIT_S: Final = 0.01
 _COMMIT_S: Final = COMMIT_LIMIT_MS / 1000
-_HUNG_S: Final = _COMMIT_S + 1.0
+_HUNG_S: Final = 1.0
 _REASONS: Final[Mapping[str, str]] = {"FAIL": "disconnected", "REQTMOUT": "request_timed_out"}
 
 
@@ -152,7 +152,7 @@ class KafkaTransaction:
         self.open = False
         commit = self._writer.producer.commit_transaction
         try:
-            self._writer.calls.call(lambda: commit(_COMMIT_S), _HUNG_S)
+            self._writer.calls.call(lambda: commit(_COMMIT_S), _COMMIT_S + _HUNG_S)
         except NotReturned as error:
             return self._hung("commit", error)
         except KafkaException as error:
@@ -169,7 +169,7 @@ class KafkaTransaction:
         while True:
             try:
                 send = self._writer.producer.send_offsets_to_transaction
-                self._writer.calls.call(lambda: send(positions, member.raw, _COMMIT_S), _HUNG_S)  # noqa: B023
+                self._writer.calls.call(lambda: send(positions, member.raw, _COMMIT_S), _COMMIT_S + _HUNG_S)  # noqa: B023
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
                 if not cause.retriable() or deadline.expired:
@@ -181,7 +181,7 @@ class KafkaTransaction:
         self.open = False
         abort = self._writer.producer.abort_transaction
         try:
-            self._writer.calls.call(lambda: abort(_COMMIT_S), _HUNG_S)
+            self._writer.calls.call(lambda: abort(_COMMIT_S), _COMMIT_S + _HUNG_S)
         except NotReturned as error:
             return self._hung("abort", error)
         except KafkaException as error:
