@@ -95,7 +95,7 @@ def test_b54_a_backlog_of_many_sessions(world: EngineWorld, monkeypatch: pytest.
 
 def test_b54_a_session_that_floods_its_partition(world: EngineWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others of its partition wait for what lies before them in the log, which is refused cheaply; nobody else."""
-    flood, (noisy, neighbour) = 25_000, names_of(BUSY, PARTITIONS, 2)
+    flood, (noisy, neighbour) = 120_000, names_of(BUSY, PARTITIONS, 2)
     put_backlog(world.bootstrap, world.topics.inputs, 1, BUSY, [noisy], 999_999, flood)
     world.prompt(neighbour.decode(), "behind-the-flood", tenant_id=1)
     world.flush()
