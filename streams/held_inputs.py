@@ -19,9 +19,9 @@ __all__ = ["BYTES_FULL", "RECORDS_FULL", "HeldInputs"]
 
 RECORDS_FULL: Final = 12_000
 BYTES_FULL: Final = 8 * 1024 * 1024
+"""Two batches of the engine and more are left at half of it: a fetch that waits elsewhere takes up to 0.1 s."""
 PARTITIONS_FULL: Final = 4
 """So many partitions may be full; of more, each may hold less. A record takes about 400 bytes beside its content."""
-"""Two batches of the engine and more are left at half of it: a fetch that waits elsewhere takes up to 0.1 s."""
 
 
 def _size(record: Record) -> int:
@@ -38,6 +38,9 @@ class _Queue:
         self.records: deque[Record] = deque()
         self.size_bytes = 0
 
+    def above(self, records: int, size_bytes: int) -> bool:
+        return len(self.records) > records or self.size_bytes > size_bytes
+
 
 class HeldInputs:
     """Not for several threads."""
@@ -53,10 +56,10 @@ class HeldInputs:
 
     def append(self, record: Record) -> bool:
         """True: its partition is full."""
-        queue = self._queues.get(record.partition) or self._queue(record.partition)
+        queue = self._queue(record.partition)
         queue.records.append(record)
         queue.size_bytes += _size(record)
-        return queue.size_bytes > self._bytes_of_each or len(queue.records) > self._records_of_each
+        return queue.above(self._records_of_each, self._bytes_of_each)
 
     def put_back(self, records: Sequence[Record]) -> None:
         """In the order in which they were taken; their partition is the next one to be served."""
@@ -88,11 +91,8 @@ class HeldInputs:
             self._share_out()
 
     def low(self, partition: int) -> bool:
-        return not self._above(partition, self._records_of_each // 2, self._bytes_of_each // 2)
-
-    def _above(self, partition: int, records: int, size_bytes: int) -> bool:
         queue = self._queues.get(partition)
-        return queue is not None and (len(queue.records) > records or queue.size_bytes > size_bytes)
+        return queue is None or not queue.above(self._records_of_each // 2, self._bytes_of_each // 2)
 
     def take(self, records_max: int, bytes_max: int, wanted: Callable[[Record], bool]) -> list[Record]:
         """A batch; what is not wanted is dropped on the way. The bytes may be exceeded by one record of a partition."""
@@ -117,7 +117,7 @@ class HeldInputs:
         if records_max == 1:
             return places
         records, size_bytes = records_max // len(places), bytes_max // len(places)
-        return sorted(places, key=lambda place: self._above(place, records, size_bytes))
+        return sorted(places, key=lambda place: self._queues[place].above(records, size_bytes))
 
     def _take_of(
         self, partition: int, records: int, size_bytes: int, wanted: Callable[[Record], bool], taken: list[Record]

@@ -179,9 +179,7 @@ class KafkaLog:
             partition: Any = message.partition()
             offset: Any = message.offset()
             number = live.get(partition)
-            if number is None or (partition in first and not self._expected(partition, offset)):
-                continue
-            if partition in stemmed:
+            if number is None or (partition in first and not self._expected(partition, offset)) or partition in stemmed:
                 continue
             kind, timestamp_ms = message.timestamp()
             headers: Any = message.headers() or ()

@@ -14,9 +14,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -71,6 +71,11 @@ class Writer:
         """The doubtful lines of the log so far; forwards what is queued. Costs 5 µs."""
         self.producer.poll(0)
         return self.logger.lines
+
+    def bounded(self, call: Callable[..., Any], *arguments: Any) -> None:
+        """`call(*arguments, limit)` of the producer, which ends a little behind that limit whatever the library does.
+        Raises `KafkaException`, or `NotReturned`: then the producer is left behind as it is."""
+        self.calls.call(lambda: call(*arguments, _COMMIT_S), _COMMIT_S + _HUNG_S)
 
     def drop(self) -> None:
         """Give the producer up without ending its transaction: a successor under the same id does that."""
@@ -150,9 +155,8 @@ class KafkaTransaction:
             return self._give_up(failed)
         failpoints.at(failpoints.AFTER_SEND_OFFSETS)
         self.open = False
-        commit = self._writer.producer.commit_transaction
         try:
-            self._writer.calls.call(lambda: commit(_COMMIT_S), _COMMIT_S + _HUNG_S)
+            self._writer.bounded(self._writer.producer.commit_transaction)
         except NotReturned as error:
             return self._hung("commit", error)
         except KafkaException as error:
@@ -168,8 +172,7 @@ class KafkaTransaction:
         deadline = Deadline(COMMIT_LIMIT_MS)
         while True:
             try:
-                send = self._writer.producer.send_offsets_to_transaction
-                self._writer.calls.call(lambda: send(positions, member.raw, _COMMIT_S), _COMMIT_S + _HUNG_S)  # noqa: B023
+                self._writer.bounded(self._writer.producer.send_offsets_to_transaction, positions, member.raw)
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
                 if not cause.retriable() or deadline.expired:
@@ -179,9 +182,8 @@ class KafkaTransaction:
 
     def abort(self) -> Outcome:
         self.open = False
-        abort = self._writer.producer.abort_transaction
         try:
-            self._writer.calls.call(lambda: abort(_COMMIT_S), _COMMIT_S + _HUNG_S)
+            self._writer.bounded(self._writer.producer.abort_transaction)
         except NotReturned as error:
             return self._hung("abort", error)
         except KafkaException as error:

@@ -124,8 +124,8 @@ class Settings(BaseSettings):
 
     def kafka_client(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         """librdkafka properties of a client: ours, then `extra`, then what the user set in ONEPEN_KAFKA."""
-        ours = {"bootstrap.servers": self.bootstrap, "socket.timeout.ms": ANSWER_TIMEOUT_MS}
-        return {**ours, **(extra or {}), **self.kafka}
+        ours = {"bootstrap.servers": self.bootstrap, "socket.timeout.ms": ANSWER_TIMEOUT_MS, **(extra or {})}
+        return {**ours, **self.kafka}
 
     def partition_of(self, session_id: str) -> int:
         """The partition of a session on inputs, events, receipts and state."""
