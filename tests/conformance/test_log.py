@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onepen.streams.log import TX_HEADER, Outcome
+from onepen.streams.log import TX_HEADER, Outcome, Record
 from tests.conformance.worlds import PARTITIONS, Participant, World, output, settle, shown, wait_for
 
 
@@ -34,23 +34,25 @@ def test_a_batch_is_cut_at_records_and_bytes_and_nothing_is_lost(world: World) -
     assert [r.offset for r in member.seen] == list(range(12))
 
 
-def test_records_put_back_come_again_first_and_once(world: World) -> None:
+def six_taken(world: World) -> tuple[Participant, list[Record]]:
+    """A member, and the six records of partition 0 that it was handed out and has forgotten."""
     for n in range(6):
         world.append(0, b"%d" % n)
     member = world.member("s0")
     records = member.poll_for(6)
     member.seen.clear()
+    return member, records
+
+
+def test_records_put_back_come_again_first_and_once(world: World) -> None:
+    member, records = six_taken(world)
     member.log.put_back(records[2:])
     assert [r.offset for r in member.poll_for(4)] == [2, 3, 4, 5]
     assert member.poll_nothing() == []
 
 
 def test_records_are_seen_ahead_of_their_turn_and_stay(world: World) -> None:
-    for n in range(6):
-        world.append(0, b"%d" % n)
-    member = world.member("s0")
-    records = member.poll_for(6)
-    member.seen.clear()
+    member, records = six_taken(world)
     assert list(member.log.ahead(10)) == []
     member.log.put_back(records[2:])
     for record in member.log.ahead(3):

@@ -96,14 +96,17 @@ def test_a_client_is_acknowledged_while_the_leader_it_spoke_to_is_suspended(clus
     topic_admin.apply(settings)
     cluster.wait_in_sync()
     topic, outcomes = settings.topics.inputs, list[KafkaError | None]()
-    leader = cluster.nodes[cluster.leader(topic, 0)]
+    leader = cluster.nodes[cluster.leaders(topic)[0]]
     producer = PlainProducer(settings.kafka_client(), client_id="client")
+
+    def send(value: bytes) -> None:
+        producer.send(topic, 0, key=b"s", value=value, on_delivery=lambda error, _: outcomes.append(error))
+
     try:
-        for number in range(2):
-            producer.send(topic, 0, key=b"s", value=b"%d" % number, on_delivery=lambda e, _: outcomes.append(e))
-            if number == 0:
-                assert producer.flush(30_000) == 0
-                leader.suspend()
+        send(b"it is connected")
+        assert producer.flush(30_000) == 0
+        leader.suspend()
+        send(b"it is not answered")
         assert producer.flush(CLIENT_WAITS_MS) == 0, "it waits for a broker that will not answer"
         assert outcomes == [None, None]
     finally:

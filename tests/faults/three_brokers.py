@@ -155,11 +155,13 @@ class ThreeBrokers:
 
     def leader_of(self, topic: str, name: str) -> int:
         """The broker that leads the partition of an internal topic in which `name` is kept."""
-        partitions = self._admin().list_topics(topic, timeout=5).topics[topic].partitions
-        return self.leader(topic, kept_in(name, len(partitions)))
+        leaders = self.leaders(topic)
+        return leaders[kept_in(name, len(leaders))]
 
-    def leader(self, topic: str, partition: int) -> int:
-        return int(self._admin().list_topics(topic, timeout=5).topics[topic].partitions[partition].leader)
+    def leaders(self, topic: str) -> dict[int, int]:
+        """The broker that leads, by partition."""
+        partitions = self._admin().list_topics(topic, timeout=5).topics[topic].partitions
+        return {partition: int(one.leader) for partition, one in partitions.items()}
 
     def controller(self) -> int:
         """The active one. Clients are told any broker; the quorum knows."""

@@ -40,7 +40,7 @@ def get(port: int, path: str) -> tuple[int, str]:
 
 
 def samples(port: int) -> Samples:
-    """None while nobody listens."""
+    """None of them while nobody listens."""
     status, text = get(port, "/metrics")
     if status == 0:
         return {}

@@ -51,6 +51,25 @@ async def begun_action(bench: Bench) -> tuple[Running, asyncio.Event]:
     return running, finish
 
 
+async def begun_tool(bench: Bench, *, answered: bool = True) -> tuple[Running, asyncio.Event]:
+    """A run whose tool has begun, in the log as well, and ends with the event; not answered: no view reaches it."""
+    finish = asyncio.Event()
+
+    async def tool() -> str:
+        await finish.wait()
+        return "done"
+
+    async def body(ctx: RunContext) -> Any:
+        return await ctx.tool("t", tool)
+
+    bench.ask(content="go")
+    running = bench.take(body)
+    if not answered:
+        bench.helds.remove(running.held)
+    await until(lambda: "tool.started" in bench.types())
+    return running, finish
+
+
 def test_an_optimistic_body_is_judged_behind_its_claim() -> None:
     async def scene(bench: Bench) -> None:
         async def body(ctx: RunContext) -> str:
@@ -292,19 +311,7 @@ def test_a_worker_that_was_never_answered_tells_the_late_end_of_what_it_began() 
     """It began before its claim was answered, and was frozen before the answer came: its tool has run all the same."""
 
     async def scene(bench: Bench) -> None:
-        finish = asyncio.Event()
-
-        async def tool() -> str:
-            await finish.wait()
-            return "done"
-
-        async def body(ctx: RunContext) -> Any:
-            return await ctx.tool("t", tool)
-
-        bench.ask(content="go")
-        running = bench.take(body)
-        bench.helds.remove(running.held)  # no view reaches it
-        await until(lambda: "tool.started" in bench.types())
+        running, finish = await begun_tool(bench, answered=False)
         bench.fire("lease", 4_000)
         assert not running.held.machine.granted
         running.held.give_up("stale_generation")
@@ -321,18 +328,8 @@ def test_an_end_that_was_reported_but_not_sent_when_the_lease_was_lost_is_told()
     """A process that wakes up learns of its loss between the report of an end and the turn of the loop that sends."""
 
     async def scene(bench: Bench) -> None:
-        finish = asyncio.Event()
-
-        async def tool() -> str:
-            await finish.wait()
-            return "done"
-
-        async def body(ctx: RunContext) -> Any:
-            return await ctx.tool("t", tool)
-
-        bench.ask(content="go")
-        running = bench.take(body)
-        await until(lambda: "tool.started" in bench.types() and running.held.machine.granted)
+        running, finish = await begun_tool(bench)
+        assert running.held.machine.granted
         held, flush = running.held, running.held._flush
         bench.helds.remove(held)
         bench.fire("lease", 4_000)
