@@ -99,33 +99,26 @@ def inputs_of(session_id: str, issued_at_ms: int = START_MS, ordinal: int = 1) -
 
 def prompt_of(session_id: str, issued_at_ms: int, ordinal: int = 1) -> bytes:
     """The first of them."""
-    return codec.encode(
-        Input(
-            input_id=f"input-{session_id}-{ordinal}",
-            issued_at_ms=issued_at_ms,
-            tenant_id=TENANT,
-            user_id=11,
-            session_id=session_id,
-            mode="prompt",
-            source="ui",
-            content=Content(data=TEXT.encode()),
-        )
-    )
+    input_id, content = f"input-{session_id}-{ordinal}", Content(data=TEXT.encode())
+    return codec.encode(input_of(TENANT, session_id, input_id, issued_at_ms, mode="prompt", content=content))
 
 
-def abort_of(session_id: str, issued_at_ms: int) -> bytes:
+def abort_of(tenant_id: int, session_id: str, issued_at_ms: int) -> bytes:
     """Ends the run of a session that nobody will claim, before its offer is repeated again and again."""
-    return codec.encode(
-        Input(
-            input_id=f"abort-{session_id}",
-            issued_at_ms=issued_at_ms,
-            tenant_id=TENANT,
-            user_id=11,
-            session_id=session_id,
-            mode="abort",
-            target_kind="active",
-            source="ui",
-        )
+    given = input_of(tenant_id, session_id, f"abort-{session_id}", issued_at_ms, mode="abort", target_kind="active")
+    return codec.encode(given)
+
+
+def input_of(tenant_id: int, session_id: str, input_id: str, issued_at_ms: int, **fields: Any) -> Input:
+    """What a person sends from the user interface."""
+    return Input(
+        input_id=input_id,
+        issued_at_ms=issued_at_ms,
+        tenant_id=tenant_id,
+        user_id=11,
+        session_id=session_id,
+        source="ui",
+        **fields,
     )
 
 

@@ -18,9 +18,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from infra.bench.core import KEYS, inputs_of
 from infra.bench.measures import Measures
@@ -145,46 +144,46 @@ def fill(bootstrap: str, topic: str, partitions: int, sessions: int) -> int:
     )
 
 
-def decide_all(
-    settings: EngineSettings, total: int, costs: Costs | None = None, profile: cProfile.Profile | None = None
-) -> tuple[float, float, int]:
-    """(wall, CPU) seconds from the first decided input to the last commit, and transactions."""
+@contextmanager
+def engine_of(settings: EngineSettings, costs: Costs | None = None) -> Iterator[Engine[Session]]:
+    """An engine that has joined its group, as in a processor; its parts are measured where there are `costs`."""
     log = KafkaLog(settings) if costs is None else MeasuredLog(costs, settings)
     plain_core = SessionCore(KEYS, settings.topics, settings.partitions)
-    core = plain_core if costs is None else MeasuredCore(costs, settings)
-    engine = Engine(log, core, settings)
+    engine = Engine(log, plain_core if costs is None else MeasuredCore(costs, settings), settings)
     try:
         with patient_collector():
-            return _decide_all(log, engine, total, costs or Costs(), profile)
+            log.subscribe(engine)
+            yield engine
     finally:
         log.close(leave=True)
 
 
-def _decide_all(
-    log: KafkaLog, engine: Engine[Any], total: int, costs: Costs, profile: cProfile.Profile | None
-) -> tuple[float, float, int]:
-    log.subscribe(engine)
+class Took(NamedTuple):
+    """From the first decided input to the last commit, for all inputs."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def decide_all(engine: Engine[Session], total: int, started: Callable[[], None] = lambda: None) -> Took:
+    """Turn the engine until all inputs are decided; `started` is called with the clock."""
     deadline = time.monotonic() + LIMIT_S
-    while not engine.decided:
-        engine.turn()
-        _check(deadline, engine, total)
-    costs.ns.clear()
-    first, began, cpu = engine.decided, time.perf_counter(), time.process_time()
-    if profile is not None:
-        profile.enable()
-    while engine.decided < total:
-        engine.turn()
-        _check(deadline, engine, total)
-    if profile is not None:
-        profile.disable()
+    until(lambda: engine.decided > 0, engine, deadline)
+    started()
+    first, began, cpu_s = engine.decided, time.perf_counter(), time.process_time()
+    until(lambda: engine.decided >= total, engine, deadline)
     share = total / (total - first)
-    transactions = engine.counters.outcomes[Outcome.COMMITTED.value]
-    return (time.perf_counter() - began) * share, (time.process_time() - cpu) * share, transactions
+    return Took((time.perf_counter() - began) * share, (time.process_time() - cpu_s) * share)
 
 
-def _check(deadline: float, engine: Engine[Any], total: int) -> None:
-    if time.monotonic() > deadline:
-        raise TimeoutError(f"only {engine.decided} of {total} inputs were decided in {LIMIT_S:.0f} s")
+def until(condition: Callable[[], bool], engine: Engine[Session], deadline_s: float) -> None:
+    """Turn the engine until it holds. Raises `TimeoutError`, or `RuntimeError` for a partition that stands still."""
+    while not condition():
+        engine.turn()
+        if stopped := engine.view().stopped:
+            raise RuntimeError(str(stopped))
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"only {engine.decided} inputs were decided in {LIMIT_S:.0f} s")
 
 
 @contextmanager
@@ -212,16 +211,27 @@ def main() -> None:
     options = parser.parse_args()
     measures = Measures(options.out)
     costs, profile = Costs(), cProfile.Profile() if options.profile else None
+
+    def started() -> None:
+        costs.ns.clear()
+        if profile is not None:
+            profile.enable()
+
     with broker() as bootstrap:
         # The parts in a run of their own: to measure around every call slows it down by a tenth. It comes first, so
         # that neither the engine nor the pass-through meets a broker that was just started.
         settings = prepared(bootstrap, "parts", options.partitions)
-        fill(bootstrap, settings.topics.inputs, options.partitions, options.sessions)
-        settings = prepared(bootstrap, "bench", options.partitions)
         total = fill(bootstrap, settings.topics.inputs, options.partitions, options.sessions)
-        decide_all(replace(settings, prefix="parts"), total, costs, profile)
+        with engine_of(settings, costs) as engine:
+            decide_all(engine, total, started)
+            if profile is not None:
+                profile.disable()
         measures.calibrate()
-        wall, cpu, transactions = decide_all(settings, total)
+        settings = prepared(bootstrap, "bench", options.partitions)
+        fill(bootstrap, settings.topics.inputs, options.partitions, options.sessions)
+        with engine_of(settings) as engine:
+            wall, cpu = decide_all(engine, total)
+            transactions = engine.counters.outcomes[Outcome.COMMITTED.value]
         measures.calibrate()
         sizes: Sizes = costs.sizes[:: max(1, len(costs.sizes) // SAMPLE)]
         batch = round(total / transactions)

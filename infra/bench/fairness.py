@@ -50,7 +50,7 @@ def beside(bootstrap: str, prefix: str, kind: str, backlog: int, measures: Measu
             return decided[-1] >= backlog
 
         # The first transaction on a broker that was just started takes a second: that is no wait behind a backlog.
-        until(lambda: metrics(port).get(DECIDED, 0.0) > PARTITIONS, "the first decisions", READY_S, 0.1)
+        until(lambda: metrics(port).get(DECIDED, 0.0) > PARTITIONS, "the first decisions", READY_S)
         began, before = time.perf_counter(), metrics(port)[DECIDED]
         with living(bootstrap, settings.topics, PARTITIONS, TENANT + 1, [QUIET], LIVE_PER_S) as feed:
             until(over, f"{backlog} inputs", LIMIT_S, 1.0)

@@ -1,8 +1,8 @@
 """From produce to visible for a read_committed reader, beside a plain transactional echo, at fixed rates.
 
 Every other input is a prompt for a session of its own; seen is its receipt. The next one aborts its run, which nobody
-would claim. The two are measured in turns, three times each,
-so that what else the machine does meets both. A rate that cannot be kept is said (`kept` below 1), not hidden.
+would claim. The two ways are measured in turns, three times each, so that what else the machine does meets both. A rate
+that cannot be kept is said (`kept` below 1), not hidden.
 
     python -m infra.bench.latency [--rates 20,500,5000] [--seconds N] [--out FILE]
 """
@@ -99,14 +99,10 @@ def run(bootstrap: str, way: Way, rate: int, seconds: float, mark: str) -> tuple
             due = began + number / rate
             while (left := due - time.perf_counter()) > 0:
                 producer.poll(min(left, 0.001))
-            now_ms = time.time_ns() // 1_000_000
-            if number % 2:
-                name = f"{mark}-{number - 1}"
-                value = abort_of(name, now_ms)
-            else:
-                name = f"{mark}-{number}"
-                value = prompt_of(name, now_ms)
-                sent[name] = time.perf_counter()
+            now_ms, again = time.time_ns() // 1_000_000, number % 2
+            name = f"{mark}-{number - again}"
+            value = abort_of(TENANT, name, now_ms) if again else prompt_of(name, now_ms)
+            sent.setdefault(name, time.perf_counter())
             producer.produce(way.inputs, value, name.encode(), partition_of(name.encode(), PARTITIONS))
         producer.flush(DRAIN_S)
         end = time.monotonic() + DRAIN_S

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from infra.bench.core import input_of
 from infra.bench.writing import Written, write_all
 from onepen.processors import state_keys, timers
 from onepen.processors.decide import Moment, decide
@@ -72,16 +73,8 @@ def _session(settings: EngineSettings, rules: Rules, tenant_id: int, name: str, 
 
 
 def _commands(keys: Keys, tenant_id: int, name: str, moment: Moment) -> Iterator[Input | Claim]:
-    yield Input(
-        input_id=f"input-{name}",
-        issued_at_ms=moment.at_ms,
-        tenant_id=tenant_id,
-        user_id=1,
-        session_id=name,
-        mode="prompt",
-        source="ui",
-        content=Content(data=b"hello"),
-    )
+    content = Content(data=b"hello")
+    yield input_of(tenant_id, name, f"input-{name}", moment.at_ms, mode="prompt", content=content)
     run = run_id(tenant_id, name, 1)
     yield Claim(
         tenant_id=tenant_id,

@@ -15,16 +15,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from confluent_kafka import Producer
 from prometheus_client.parser import text_string_to_metric_families
 
+from infra.bench.core import abort_of, input_of
 from infra.bench.latency import Eyes, part_of
 from infra.bench.measures import Measures, memory_kib
 from onepen.schemas import codec
 from onepen.schemas.ids import output_key
-from onepen.schemas.inputs import Content, Input
+from onepen.schemas.inputs import Content
 from onepen.schemas.partitioning import partition_of
 from onepen.schemas.topics import Topics
 from onepen.streams.kafka_config import SAFE_WRITES
@@ -51,26 +52,12 @@ def say_waits(measures: Measures, name: str, waits: Waits, aim_s: float) -> None
 
 
 def prompt(tenant_id: int, session_id: str, input_id: str) -> bytes:
-    return _encoded(tenant_id, session_id, input_id, mode="prompt", content=Content(data=b"hello"))
+    content = Content(data=b"hello")
+    return codec.encode(input_of(tenant_id, session_id, input_id, _now_ms(), mode="prompt", content=content))
 
 
-def _abort(tenant_id: int, session_id: str, input_id: str) -> bytes:
-    return _encoded(tenant_id, session_id, input_id, mode="abort", target_kind="active")
-
-
-def _encoded(tenant_id: int, session_id: str, input_id: str, **fields: Any) -> bytes:
-    now_ms = time.time_ns() // 1_000_000
-    return codec.encode(
-        Input(
-            input_id=input_id,
-            issued_at_ms=now_ms,
-            tenant_id=tenant_id,
-            user_id=1,
-            session_id=session_id,
-            source="ui",
-            **fields,
-        )
-    )
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class Live:
@@ -106,7 +93,7 @@ class Live:
             value = prompt(self._tenant_id, name, f"input-{name}")
             self._sent[output_key(self._tenant_id, name)] = time.perf_counter()
             self._producer.produce(self._topic, value, name.encode(), partition)
-            after = _abort(self._tenant_id, name, f"abort-{name}")
+            after = abort_of(self._tenant_id, name, _now_ms())
             self._producer.produce(self._topic, after, name.encode(), partition)
 
     @property

@@ -172,8 +172,7 @@ def in_child(target: Callable[..., T], *arguments: Any) -> T:
 
 
 def _tell(there: Connection, target: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    with patient_collector():  # as a processor does
-        there.send(target(*arguments))
+    there.send(target(*arguments))
 
 
 def _memory_mb(field: str = "VmRSS") -> float:
@@ -210,6 +209,7 @@ def plain(settings: EngineSettings, records: int) -> Took:
     return found
 
 
+@patient_collector()
 def processor(settings: EngineSettings, sessions: int, profiled: bool) -> Took:
     """The engine of a processor, from its first line until all partitions are live; then stopped like a processor."""
     memory = _memory_mb()

@@ -21,14 +21,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from infra.bench.core import KEYS
-from infra.bench.engine import broker, fill, prepared
+from infra.bench.engine import broker, engine_of, fill, prepared
 from infra.bench.measures import Measures
 from onepen.streams.comparing import Findings
-from onepen.streams.core import SessionCore
 from onepen.streams.engine import Engine
 from onepen.streams.engine_settings import EngineSettings
-from onepen.streams.kafka import KafkaLog
-from onepen.streams.processor import patient_collector
 from onepen.streams.settings import Settings
 from onepen.streams.verifying import Target, Topics, verify_topics
 
@@ -51,17 +48,11 @@ class Standing(NamedTuple):
 
 def deciding(settings: EngineSettings, there: Connection) -> None:
     """A processor that does what it is told, and tells where it stands. Runs in a process of its own."""
-    log = KafkaLog(settings)
-    engine = Engine(log, SessionCore(KEYS, settings.topics, settings.partitions), settings)
-    try:
-        with patient_collector():
-            _decide(engine, log, there)
-    finally:
-        log.close(leave=True)
+    with engine_of(settings) as engine:
+        _decide(engine, there)
 
 
-def _decide(engine: Engine[Any], log: KafkaLog, there: Connection) -> None:
-    log.subscribe(engine)
+def _decide(engine: Engine[Any], there: Connection) -> None:
     running = 0
     while not there.poll():
         engine.turn()

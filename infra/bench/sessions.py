@@ -17,29 +17,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from infra.bench.core import KEYS, TENANT, inputs_of
-from infra.bench.engine import broker, prepared
+from infra.bench.core import TENANT, inputs_of
+from infra.bench.engine import LIMIT_S, Took, broker, decide_all, engine_of, prepared, until
 from infra.bench.measures import Measures, memory_kib
 from infra.bench.recovery import fill, in_child
 from infra.bench.writing import Written, write_all
 from onepen.schemas.partitioning import partition_of
-from onepen.streams.core import SessionCore
 from onepen.streams.engine import Engine
 from onepen.streams.engine_settings import EngineSettings
-from onepen.streams.kafka import KafkaLog
-from onepen.streams.processor import patient_collector
 
 PARTITIONS: Final = 4
 SIDE_BY_SIDE: Final = 1_000
-LIMIT_S: Final = 600.0
-
-
-class Took(NamedTuple):
-    """What a child of this process measured."""
-
-    seconds: float
-    cpu_s: float
-    memory_mb: float
 
 
 class Spread(NamedTuple):
@@ -68,37 +56,15 @@ def inputs(topic: str, spread: Spread) -> Iterator[Written]:
                 yield Written(topic, key, data, partition_of(key, PARTITIONS))
 
 
-def decide_all(settings: EngineSettings, total: int, spread: Spread) -> Took:
-    """From the first decided input to the last; every run has to have completed. Runs in a process of its own."""
-    log = KafkaLog(settings)
-    engine = Engine(log, SessionCore(KEYS, settings.topics, settings.partitions), settings)
-    deadline = time.monotonic() + LIMIT_S
-    try:
-        with patient_collector():
-            log.subscribe(engine)
-            while len(engine.view().running) < PARTITIONS or not engine.decided:
-                _turn(engine, deadline)
-            first, began, cpu_s = engine.decided, time.perf_counter(), time.process_time()
-            while engine.decided < total:
-                _turn(engine, deadline)
-        share = total / (total - first)
-        took = Took(
-            (time.perf_counter() - began) * share,
-            (time.process_time() - cpu_s) * share,
-            memory_kib(os.getpid()) / 1024,
-        )
+def work_off(settings: EngineSettings, total: int, spread: Spread) -> tuple[Took, float]:
+    """What a new processor took, and its resident size in MB; every run has to have completed. Runs in a process of
+    its own."""
+    with engine_of(settings) as engine:
+        until(lambda: len(engine.view().running) == PARTITIONS, engine, time.monotonic() + LIMIT_S)
+        took = decide_all(engine, total)
+        memory_mb = memory_kib(os.getpid()) / 1024
         _check(engine, spread)
-        return took
-    finally:
-        log.close(leave=True)
-
-
-def _turn(engine: Engine[Any], deadline: float) -> None:
-    engine.turn()
-    if stopped := engine.view().stopped:
-        raise RuntimeError(str(stopped))
-    if time.monotonic() > deadline:
-        raise TimeoutError(f"{engine.decided} inputs were decided in {LIMIT_S:.0f} s")
+        return took, memory_mb
 
 
 def _check(engine: Engine[Any], spread: Spread) -> None:
@@ -109,12 +75,12 @@ def _check(engine: Engine[Any], spread: Spread) -> None:
         assert (head.last.status, head.last.run_no) == ("completed", ordinal), (session, ordinal, head.last)
 
 
-def decided(bootstrap: str, prefix: str, spread: Spread, recent: float) -> tuple[int, Took]:
-    """How many inputs there were, and what a new processor took."""
+def decided(bootstrap: str, prefix: str, spread: Spread, recent: float) -> tuple[int, Took, float]:
+    """How many inputs there were, and what `work_off` tells."""
     settings = prepared(bootstrap, prefix, PARTITIONS)
     fill(settings, spread.known, recent)
     total = write_all(bootstrap, inputs(settings.topics.inputs, spread))
-    return total, in_child(decide_all, settings, total, spread)
+    return total, *in_child(work_off, settings, total, spread)
 
 
 def main() -> None:
@@ -132,16 +98,16 @@ def main() -> None:
         decided(bootstrap, "first", Spread(several[0], options.runs), options.recent)
         for known in several:
             measures.calibrate()
-            total, took = decided(bootstrap, f"known{known}", Spread(known, options.runs), options.recent)
+            total, took, memory_mb = decided(bootstrap, f"known{known}", Spread(known, options.runs), options.recent)
             measures.calibrate()
-            least = least or total / took.seconds
+            least = least or total / took.wall_s
             measures.say(
                 f"engine.sessions.{known}",
-                total / took.seconds,
+                total / took.wall_s,
                 "inputs/s",
                 baseline=least,
                 cpu_us_per_input=round(took.cpu_s / total * 1e6, 1),
-                memory_mb=round(took.memory_mb),
+                memory_mb=round(memory_mb),
                 inputs=total,
             )
 
