@@ -36,6 +36,10 @@ CALM_S = 120
 TURN_S = 0.1
 LATEST_S = 5.0
 EVERY_S = 4.0
+LATE_S = 0.3
+"""An aimed EndTxn is delivered so long after a part of the transaction's records is on its way."""
+SLOW_S = (0.8, 1.5)
+"""And so long that part takes: the process is killed before it is there."""
 
 WRITING = {w.PRODUCE, w.INIT_PRODUCER_ID, w.ADD_PARTITIONS, w.ADD_OFFSETS, w.END_TXN, w.TXN_OFFSET_COMMIT}
 GROUP = {w.HEARTBEAT, w.JOIN_GROUP, w.SYNC_GROUP, w.OFFSET_FETCH, w.CONSUMER_GROUP_HEARTBEAT}
@@ -44,13 +48,39 @@ REPEATABLE = WRITING | {w.HEARTBEAT, w.OFFSET_FETCH}
 """A member that joins twice on one connection is no network's doing."""
 
 
+class Kills:
+    """Which process is killed when: any of them about every so many seconds, and whoever is aimed at."""
+
+    def __init__(self, seed: int, every_s: float) -> None:
+        self._rng = random.Random(seed + 1)
+        self._every_s = every_s
+        self._next_s = self._later()
+        self._aimed: list[tuple[float, str]] = []
+
+    def _later(self) -> float:
+        return time.monotonic() + self._rng.uniform(0.5, 1.5) * self._every_s
+
+    def aim(self, slot: str, at_s: float) -> None:
+        self._aimed.append((at_s, slot))
+
+    def due(self, slots: list[str]) -> set[str]:
+        """The slots to be killed now."""
+        now_s = time.monotonic()
+        aimed, self._aimed = self._aimed, [one for one in self._aimed if one[0] > now_s]
+        due = {slot for at_s, slot in aimed if at_s <= now_s}
+        if now_s > self._next_s:
+            self._next_s = self._later()
+            due.add(self._rng.choice(slots))
+        return due
+
+
 class Storm:
     """Everything a network may do; each kind of request is struck now and then, however often it is sent."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
         self._next_s: dict[int, float] = {}
-        self.kill_every_s = 6.0
+        self.kills = Kills(seed, 6.0)
 
     def __call__(self, request: Request) -> Verdict | None:
         rng, api = self._rng, request.api
@@ -71,19 +101,45 @@ class Storm:
 
 
 class LateEnds:
-    """EndTxn comes late, into transactions that are slow because their offsets are."""
+    """EndTxn comes late, into transactions that are slow because their offsets or some of their records are.
 
-    def __init__(self, seed: int) -> None:
+    Half of the late ones come at any time. The others are aimed: into the next transaction of the same producer, when
+    some of its records are on the topics and others under way; then, now and then, its process is killed.
+    """
+
+    def __init__(self, seed: int, wire: Wire) -> None:
         self._rng = random.Random(seed)
-        self.kill_every_s = 2.5
+        self._wire = wire
+        self._aimed: set[int] = set()
+        self._produces: Counter[str] = Counter()
+        self.kills = Kills(seed, 5.0)
 
     def __call__(self, request: Request) -> Verdict | None:
-        rng = self._rng
-        if request.api == w.END_TXN and rng.random() < 0.5:
-            return Verdict(Fault.HOLD_AND_CUT, rng.uniform(0.2, 3.0))
-        if request.api == w.ADD_OFFSETS and rng.random() < 0.5:
+        rng, client_id = self._rng, request.client_id
+        if request.api == w.END_TXN:
+            self._produces[client_id] = 0
+            return Verdict(Fault.HOLD_AND_CUT, rng.choice((0.0, rng.uniform(0.2, 3.0)))) if rng.random() < 0.5 else None
+        if request.api == w.PRODUCE:
+            self._produces[client_id] += 1
+            if self._produces[client_id] > 1 and self._aim(client_id):
+                return Verdict(Fault.DELAY, rng.uniform(*SLOW_S))
+        if request.api == w.ADD_OFFSETS and rng.random() < 0.3:
             return Verdict(Fault.DELAY, rng.uniform(0.3, 1.5))
         return None
+
+    def _aim(self, client_id: str) -> bool:
+        """Deliver what is held of this producer, soon."""
+        late = [
+            held
+            for held in self._wire.held
+            if held.request.client_id == client_id and not held.delivered and id(held) not in self._aimed
+        ]
+        for held in late:
+            self._aimed.add(id(held))
+            self._wire.deliver_after(held, LATE_S)
+        if late and self._rng.random() < 0.5:
+            self.kills.aim(client_id.split(".")[1], time.monotonic() + LATE_S + TURN_S)
+        return bool(late)
 
 
 class World:
@@ -96,9 +152,9 @@ class World:
         self._settings = EngineSettings(bootstrap, self.prefix, PARTITIONS, "s0", protocol)
         folder.mkdir(parents=True)
         spec = Spec(wire.bootstrap, self.prefix, PARTITIONS, "s0", protocol, guard=guard)
-        self.slots = [
-            Processor(msgspec.structs.replace(spec, slot=slot), folder / f"{slot}.log") for slot in ("s0", "s1")
-        ]
+        self.slots = {
+            slot: Processor(msgspec.structs.replace(spec, slot=slot), folder / f"{slot}.log") for slot in ("s0", "s1")
+        }
         self.kills = self.starts = 0
 
     @contextmanager
@@ -108,7 +164,7 @@ class World:
             stack.callback(delete_topics, self._bootstrap, self._topics)
             events = Events(self._bootstrap, self._topics)
             stack.callback(events.close)
-            for slot in self.slots:
+            for slot in self.slots.values():
                 stack.callback(slot.kill)
                 slot.start()
             stack.callback(self._wire.plan, self.prefix, None)
@@ -116,17 +172,14 @@ class World:
             stack.callback(feed.halt)
             yield events, feed
 
-    def storm(self, plan: Storm | LateEnds, seed: int, events: Events) -> None:
-        rng = random.Random(seed + 1)
+    def storm(self, plan: Storm | LateEnds, events: Events) -> None:
         self._work_until(lambda: events.count > 100, events, CALM_S)
         self._wire.plan(self.prefix, plan)
         end_s = time.monotonic() + STORM_S
-        kill_s = time.monotonic() + rng.uniform(0.5, 1.5) * plan.kill_every_s
         while time.monotonic() < end_s:
-            if time.monotonic() > kill_s:
-                rng.choice(self.slots).kill()
+            for name in plan.kills.due(list(self.slots)):
+                self.slots[name].kill()
                 self.kills += 1
-                kill_s = time.monotonic() + rng.uniform(0.5, 1.5) * plan.kill_every_s
             self._turn(events)
         self._wire.plan(self.prefix, None)
 
@@ -134,7 +187,7 @@ class World:
         """Everything that was sent is decided once. Raises `Wrong`."""
         feed.end()
         self._work_until(lambda: events.count >= feed.sent, events, CALM_S)
-        for slot in self.slots:
+        for slot in self.slots.values():
             slot.end()
         found = dict(events.read().found)
         once_each(found)
@@ -148,7 +201,7 @@ class World:
             self._turn(events)
 
     def _turn(self, events: Events) -> None:
-        for slot in self.slots:
+        for slot in self.slots.values():
             if slot.ended(TURN_S / 2) is not None:
                 slot.start()
                 self.starts += 1
@@ -160,17 +213,17 @@ class World:
 def weather(bootstrap: str, wire: Wire, folder: Path, seed: int, *, late: bool, guard: bool) -> Wrong | None:
     """One seed; what the checker found. Anything else that fails is raised with the ends of the logs."""
     world = World(bootstrap, wire, folder, ("classic", "consumer")[seed % 2], guard=guard)
-    plan = LateEnds(seed) if late else Storm(seed)
+    plan = LateEnds(seed, wire) if late else Storm(seed)
     try:
         with world.running() as (events, feed):
-            world.storm(plan, seed, events)
+            world.storm(plan, events)
             world.calm(events, feed)
             print(f"seed {seed}: {feed.sent} inputs, {world.kills} kills, {world.starts} starts", flush=True)
     except Wrong as wrong:
         print(f"seed {seed}: red: {str(wrong)[:200]}", flush=True)
         return wrong
     except Exception:
-        tails = "\n".join(slot.tail() for slot in world.slots)
+        tails = "\n".join(slot.tail() for slot in world.slots.values())
         raise AssertionError(f"seed {seed}: {traceback.format_exc()}\n{tails}") from None
     return None
 

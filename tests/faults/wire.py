@@ -80,7 +80,8 @@ class Held:
 
     def __init__(self, upstream: socket.socket, frame: bytes) -> None:
         self._upstream, self._frames = upstream, [frame]
-        self.correlation = parsed(frame).correlation
+        self.request = parsed(frame)
+        self.delivered = False
         self._answered = threading.Event()
         self._answer = b""
 
@@ -95,6 +96,7 @@ class Held:
         return int(struct.unpack(">h", self._answer[12:14])[0])
 
     def deliver(self) -> None:
+        self.delivered = True
         with contextlib.suppress(OSError):
             self._upstream.sendall(b"".join(self._frames))
 
@@ -165,7 +167,7 @@ class _Link:
 
     def _answer(self, frame: bytes) -> bool:
         (correlation,) = struct.unpack(">i", frame[4:8])
-        if self._held is not None and correlation == self._held.correlation:
+        if self._held is not None and correlation == self._held.request.correlation:
             self._held.answered(frame)
             return True
         if correlation in self._cut_at:
@@ -215,9 +217,12 @@ class Wire:
     def hold(self, held: Held, after_s: float) -> None:
         self.held.append(held)
         if after_s:
-            timer = threading.Timer(after_s, held.deliver)
-            timer.daemon = True
-            timer.start()
+            self.deliver_after(held, after_s)
+
+    def deliver_after(self, held: Held, after_s: float) -> None:
+        timer = threading.Timer(after_s, held.deliver)
+        timer.daemon = True
+        timer.start()
 
     def _accept(self) -> None:
         while True:
