@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final
@@ -23,6 +24,7 @@ log = logging.getLogger("onepen.processor.archive")
 
 ASK_S: Final = 3.0
 ATTEMPTS: Final = 10
+AGAIN_S: Final = 0.5
 ASK_AT_THE_END_S: Final = 1.0
 """A processor that is stopped waits for it."""
 
@@ -46,6 +48,7 @@ class KafkaTopicFacts:
                 found = self._topic()
                 if found is not None:
                     break
+                time.sleep(AGAIN_S)
         finally:
             answer.set_result(found)
 

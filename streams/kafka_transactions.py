@@ -54,11 +54,14 @@ class Writer:
         self.calls = BoundedCalls(f"tx-{transactional_id.rpartition('.')[2]}")
 
     def initialise(self, deadline: Deadline) -> None:
-        """`init_transactions`: ends what a predecessor left open. Raises `Retryable` when the time is over."""
+        """`init_transactions`: ends what a predecessor left open. Raises `Retryable` when the time is over, or when the
+        call does not return: then this writer is left behind as it is."""
         while True:
             limit_s = min(INIT_SLICE_MS, max(1, deadline.remaining_ms())) / 1000
             try:
-                self.producer.init_transactions(limit_s)
+                self.bounded(limit_s, self.producer.init_transactions)
+            except NotReturned as error:
+                raise Retryable(f"{self.transactional_id}: init_transactions: {error}") from error
             except KafkaException as error:
                 cause = error.args[0]
                 if deadline.expired or not cause.retriable():
@@ -72,10 +75,10 @@ class Writer:
         self.producer.poll(0)
         return self.logger.lines
 
-    def bounded(self, call: Callable[..., Any], *arguments: Any) -> None:
-        """`call(*arguments, limit)` of the producer, which ends a little behind that limit whatever the library does.
+    def bounded(self, limit_s: float, call: Callable[..., Any], *arguments: Any) -> None:
+        """`call(*arguments, limit_s)` of the producer, which ends a little behind that limit whatever the library does.
         Raises `KafkaException`, or `NotReturned`: then the producer is left behind as it is."""
-        self.calls.call(lambda: call(*arguments, _COMMIT_S), _COMMIT_S + _HUNG_S)
+        self.calls.call(lambda: call(*arguments, limit_s), limit_s + _HUNG_S)
 
     def drop(self) -> None:
         """Give the producer up without ending its transaction: a successor under the same id does that."""
@@ -156,7 +159,7 @@ class KafkaTransaction:
         failpoints.at(failpoints.AFTER_SEND_OFFSETS)
         self.open = False
         try:
-            self._writer.bounded(self._writer.producer.commit_transaction)
+            self._writer.bounded(_COMMIT_S, self._writer.producer.commit_transaction)
         except NotReturned as error:
             return self._hung("commit", error)
         except KafkaException as error:
@@ -172,7 +175,9 @@ class KafkaTransaction:
         deadline = Deadline(COMMIT_LIMIT_MS)
         while True:
             try:
-                self._writer.bounded(self._writer.producer.send_offsets_to_transaction, positions, member.raw)
+                self._writer.bounded(
+                    _COMMIT_S, self._writer.producer.send_offsets_to_transaction, positions, member.raw
+                )
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
                 if not cause.retriable() or deadline.expired:
@@ -183,7 +188,7 @@ class KafkaTransaction:
     def abort(self) -> Outcome:
         self.open = False
         try:
-            self._writer.bounded(self._writer.producer.abort_transaction)
+            self._writer.bounded(_COMMIT_S, self._writer.producer.abort_transaction)
         except NotReturned as error:
             return self._hung("abort", error)
         except KafkaException as error:
