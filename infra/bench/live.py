@@ -75,8 +75,20 @@ class Live:
         self._every_s = 1 / per_s
         self._sent: dict[bytes, float] = {}
         self._stop = threading.Event()
+        self._connect()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
+
+    def _connect(self) -> None:
+        """One input that is not counted: a new producer and a new reader take up to a second for their first record."""
+        name = self._name(next(self._places))
+        self._send(name, prompt(self._tenant_id, name, f"input-{name}"))
+        end = time.monotonic() + SEEN_S
+        while output_key(self._tenant_id, name) not in self._eyes.seen:
+            if time.monotonic() > end:
+                self._eyes.close()
+                raise TimeoutError(f"the first live input was not seen within {SEEN_S:.0f} s")
+            self._producer.poll(LOOK_S)
 
     def _name(self, partition: int) -> str:
         names = (f"live-{self._mark}-{number}" for number in self._numbers)
@@ -89,12 +101,16 @@ class Live:
                 if self._stop.wait(min(left, LOOK_S)):
                     return
                 self._producer.poll(0)
-            name = self._name(partition := next(self._places))
+            name = self._name(next(self._places))
             value = prompt(self._tenant_id, name, f"input-{name}")
             self._sent[output_key(self._tenant_id, name)] = time.perf_counter()
-            self._producer.produce(self._topic, value, name.encode(), partition)
-            after = abort_of(self._tenant_id, name, _now_ms())
-            self._producer.produce(self._topic, after, name.encode(), partition)
+            self._send(name, value)
+
+    def _send(self, name: str, value: bytes) -> None:
+        """The prompt, and the abort behind it."""
+        partition = partition_of(name.encode(), self._partitions)
+        for one in (value, abort_of(self._tenant_id, name, _now_ms())):
+            self._producer.produce(self._topic, one, name.encode(), partition)
 
     @property
     def seen(self) -> int:
