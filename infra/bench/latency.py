@@ -29,7 +29,7 @@ from onepen.schemas.partitioning import partition_of
 PARTITIONS: Final = 4
 TURNS: Final = 3
 GRID_S: Final = 0.002
-"""The feed sends what is due so often: to wake up for each single input would take half a core from what is measured."""
+"""The feed sends what is due so often: to wake up for each input would take half a core from what is measured."""
 READY_S: Final = 60.0
 DRAIN_S: Final = 20.0
 AIMS_MS: Final = {500: (20, 150)}

@@ -37,6 +37,8 @@ SESSIONS: Final = 10_000
 LIMIT_S: Final = 120.0
 FAUST_ONCE_S: Final = 40.0
 ROUNDS: Final = 3
+LOOK_S: Final = 0.05
+SILENT_S: Final = 3.0
 STREAMS: Final = Path(__file__).parent / "kafka_streams"
 FAUST: Final = Path(__file__).parent / "topology_faust.py"
 
@@ -53,33 +55,59 @@ def fill(bootstrap: str, topic: str, total: int) -> None:
 
 def measured(bootstrap: str, topic: str, total: int, limit_s: float = LIMIT_S) -> tuple[float, int]:
     """(events per second from three to nine tenths of them, events); stops at the limit with what is there."""
+    with outside(bootstrap, topic) as consumer:
+        marks = progress(consumer, topic, total, limit_s)
+        events = judged(consumer, topic)
+    if not events:
+        raise TimeoutError(f"{topic}: no event in {limit_s:.0f} s")
+    reached = marks[-1][1]
+    within = [mark for mark in marks if reached * 0.3 <= mark[1] <= reached * 0.9]
+    if len(within) < 2 or within[-1][0] == within[0][0]:
+        raise TimeoutError(f"{topic}: {events} of {total} events in {limit_s:.0f} s are too few to be measured")
+    offsets_per_s = (within[-1][1] - within[0][1]) / (within[-1][0] - within[0][0])
+    return offsets_per_s * events / reached, events
+
+
+@contextmanager
+def outside(bootstrap: str, topic: str) -> Iterator[Consumer]:
+    """A reader of committed records, at the first one of each partition."""
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "outside", "isolation.level": "read_committed",
          "enable.auto.commit": False}
     )  # fmt: skip
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
-    counts: dict[str, int] = {}
-    seen, marks = 0, [(time.perf_counter(), 0)]
-    deadline = time.monotonic() + limit_s
     try:
-        while seen < total and time.monotonic() < deadline:
-            for message in consumer.consume(2_000, 0.05):
-                if message.error() is not None:
-                    continue
-                event = orjson.loads(message.value() or b"")
-                counts[event["session"]] = due = counts.get(event["session"], 0) + 1
-                if event["count"] != due:
-                    raise AssertionError(f"{topic}: {event} where count {due} was due")
-                seen += 1
-            marks.append((time.perf_counter(), seen))
+        yield consumer
     finally:
         consumer.close()
-    if not seen:
-        raise TimeoutError(f"{topic}: no event in {limit_s:.0f} s")
-    within = [mark for mark in marks if seen * 0.3 <= mark[1] <= seen * 0.9]
-    if len(within) < 2 or within[-1][0] == within[0][0]:
-        raise TimeoutError(f"{topic}: {seen} of {total} events in {limit_s:.0f} s are too few to be measured")
-    return (within[-1][1] - within[0][1]) / (within[-1][0] - within[0][0]), seen
+
+
+def progress(consumer: Consumer, topic: str, total: int, limit_s: float) -> list[tuple[float, int]]:
+    """(time, offsets up to which all is decided), until there are so many: events, and the markers of transactions."""
+    places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+    marks: list[tuple[float, int]] = []
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        marks.append((time.perf_counter(), sum(consumer.get_watermark_offsets(place, 10)[1] for place in places)))
+        if marks[-1][1] >= total:
+            break
+        time.sleep(LOOK_S)
+    return marks
+
+
+def judged(consumer: Consumer, topic: str) -> int:
+    """How many events there are. Read when the time was taken: to do it beside would take a core from what is measured.
+    Raises `AssertionError` when one is missing, repeated or miscounted."""
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
+    counts: dict[str, int] = {}
+    while messages := consumer.consume(2_000, SILENT_S):
+        for message in messages:
+            if message.error() is not None:
+                continue
+            event = orjson.loads(message.value() or b"")
+            counts[event["session"]] = due = counts.get(event["session"], 0) + 1
+            if event["count"] != due:
+                raise AssertionError(f"{topic}: {event} where count {due} was due")
+    return sum(counts.values())
 
 
 @contextmanager
