@@ -22,11 +22,13 @@ Sizes = Sequence[tuple[str, int, int]]
 """(topic, bytes of the key, bytes of the value) of the records that were written for one input, over and over."""
 
 
-def pass_through(bootstrap: str, inputs: str, total: int, batch: int, per_input: float, sizes: Sizes) -> float:
+def pass_through(
+    bootstrap: str, inputs: str, total: int, batch: int, per_input: float, sizes: Sizes, *, name: str = "raw"
+) -> float:
     """Inputs per second, from the first record read to the last commit. `per_input` records are written for each, to
-    its partition, `batch` inputs in a transaction."""
-    consumer = _consumer(bootstrap, inputs, "raw")
-    producers = [_producer(bootstrap, f"{inputs}.raw.{turn}") for turn in "ab"]
+    its partition, `batch` inputs in a transaction. `name`: one that has not read these inputs yet."""
+    consumer = _consumer(bootstrap, inputs, name)
+    producers = [_producer(bootstrap, f"{inputs}.{name}.{turn}") for turn in "ab"]
     consumer.subscribe([inputs])
     try:
         return _run(consumer, producers, total, batch, per_input, sizes)

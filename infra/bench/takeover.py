@@ -9,7 +9,8 @@ again. Cases: `restart` (SIGKILL, started again after the supervisor's 0.2 s), `
     fence    restart: `init_transactions`; otherwise from the assignment until the committed offsets are stable
     restore  until a reader of committed records sees the first decision in the last of the moved partitions
     total    of the three, the value of the line; the others are [p50, p90, max]
-    kept     the longest pause of a partition that was not moved (classic groups: aim 1 s)
+    kept     the longest pause of a partition that was not moved (classic groups: aim 1 s); under the consumer protocol
+             one that comes back while the dead one counts is given partitions of the other, too
 
     python -m infra.bench.takeover [--trials N] [--lanes N] [--per-s N] [--protocols LIST] [--cases LIST] [--out FILE]
 
@@ -293,7 +294,8 @@ class Lane:
             fence_s = max(max(told(f"{STABLE} {p}", assigned_s) for p in moved) - assigned_s, 0.0)
         detect_s = assigned_s - at_s - (fence_s if starts else 0.0)
         total_s = ends_s - at_s
-        pause_ms = max(self.witness.longest_pause_ms(p, at_s, ends_s) for p in kept)
+        stayed = [p for p in kept if self.witness.first(p, self.first.slot, at_s) is None]
+        pause_ms = max((self.witness.longest_pause_ms(p, at_s, ends_s) for p in stayed), default=0.0)
         in_ms = [part * 1000 for part in (detect_s, began_s - at_s, fence_s, total_s - detect_s - fence_s, total_s)]
         return Parts(in_ms[0], in_ms[1], in_ms[2], in_ms[3], in_ms[4], pause_ms)
 
