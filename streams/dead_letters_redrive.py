@@ -21,6 +21,7 @@ from onepen.schemas.partitioning import partition_of
 from onepen.streams.dead_letters_reading import REDRIVEN, Letter, LetterId
 from onepen.streams.deadline import Deadline
 from onepen.streams.kafka_config import SAFE_WRITES, check_properties
+from onepen.streams.kafka_errors import kafka_exception
 from onepen.streams.outside_reader import end_offsets
 from onepen.streams.settings import ANSWER_TIMEOUT_MS, Settings
 
@@ -179,19 +180,12 @@ def _write(
         # Before the commit: an error here tells for certain that nothing was written.
         left = producer.flush(FLUSH_LIMIT_S)
     except (KafkaException, BufferError, SystemError) as error:
-        raise _given_up(producer, _cause_of(error)) from None
+        cause = None if isinstance(error, BufferError) else kafka_exception(error).args[0]
+        raise _given_up(producer, cause) from None
     if left or refused:
         raise _given_up(producer, refused[0] if refused else None)
     _commit(producer)
     return offsets
-
-
-def _cause_of(error: Exception) -> KafkaError | None:
-    """The binding raises a fatal error of its client from whatever callback it serves, as a SystemError's cause."""
-    found = error.__cause__ if isinstance(error, SystemError) else error
-    if isinstance(error, SystemError) and not isinstance(found, KafkaException):
-        raise error
-    return found.args[0] if isinstance(found, KafkaException) else None
 
 
 def _commit(producer: Producer) -> None:

@@ -35,6 +35,8 @@ Position = tuple[int, int]
 
 INSIST_MS: Final = 60_000
 NO_COMMIT_MS: Final = 60_000
+FAILURES_APART_MS: Final = 20_000
+"""Between two transactions that were not committed: nothing was tried meanwhile, so they are not one outage."""
 NO_START_MS: Final = 15_000
 PARKED_MS: Final = 600_000
 ALARM_AGAIN_MS: Final = 60_000
@@ -88,6 +90,7 @@ class Engine(Generic[S]):
         self._careful = 0
         self._size = BatchSize(self._limits)
         self._failing_since_ms: float | None = None
+        self._failed_ms = 0.0
         self._stop: Stop | None = None
         self.decided = 0
 
@@ -297,18 +300,20 @@ class Engine(Generic[S]):
                 stage.store.publish(stage, position, mono_ms)
             return
         self._size.was_refused()
-        if self._failing_since_ms is None:
+        end_ms = mono_ms + INSIST_MS
+        if self._failing_since_ms is None or mono_ms - self._failed_ms > FAILURES_APART_MS:
             self._failing_since_ms = mono_ms
         elif mono_ms - self._failing_since_ms > NO_COMMIT_MS:
             raise Fatal(f"no transaction was committed for {NO_COMMIT_MS // 1000} s; leaving the process")
         if outcome is Outcome.DOUBT:
             self._doubted_ms = mono_ms
             failpoints.at(failpoints.IN_DOUBT)
-            self._insist(self._log.renew)
-        committed = self._insist(lambda: self._log.committed(list(stages)))
+            self._insist(self._log.renew, end_ms)
+        committed = self._insist(lambda: self._log.committed(list(stages)), end_ms)
         for partition, stage in stages.items():
             if partition in self._running:
                 self._settle(stage, committed[partition], outcome)
+        self._failed_ms = self._mono_ms()
 
     def _settle(self, stage: PartitionStage[S], committed: int | None, outcome: Outcome) -> None:
         """One partition after an abort or a doubt.
@@ -337,9 +342,10 @@ class Engine(Generic[S]):
         else:
             self._park(store)
 
-    def _insist(self, call: Callable[[], T]) -> T:
-        """The same call until it succeeds. Raises `Fatal` after INSIST_MS, or when the process is to stop."""
-        end_ms = self._mono_ms() + INSIST_MS
+    def _insist(self, call: Callable[[], T], end_ms: float | None = None) -> T:
+        """The same call until it succeeds. Raises `Fatal` behind `end_ms` (INSIST_MS from now), or when the process is
+        to stop."""
+        end_ms = self._mono_ms() + INSIST_MS if end_ms is None else end_ms
         while True:
             try:
                 return call()

@@ -28,6 +28,7 @@ from onepen.streams.deadline import Deadline
 from onepen.streams.engine_settings import CLASSIC, EngineSettings
 from onepen.streams.held_inputs import HeldInputs
 from onepen.streams.kafka_config import forwarding_logger, input_consumer, plain_producer
+from onepen.streams.kafka_errors import PASSING
 from onepen.streams.kafka_offsets import CommittedOffsets
 from onepen.streams.kafka_restore import KafkaRestorer
 from onepen.streams.kafka_statistics import StatisticsTexts
@@ -36,7 +37,8 @@ from onepen.streams.log import Batch, InputsLost, Listener, Member, Output, Reco
 
 log = logging.getLogger("onepen.processor.kafka")
 
-INIT_LIMIT_MS: Final = 60_000
+INIT_LIMIT_MS: Final = 10_000
+"""It is asked for again; between two attempts a processor that is to stop does."""
 COMMITTED_LIMIT_MS: Final = 3_000
 LEAVE_LIMIT_MS: Final = 2_000
 DRAIN_RECORDS: Final = 1_000
@@ -249,7 +251,7 @@ class KafkaLog:
                 self._lost.append(InputsLost(partition, self._lost_text(partition, error)))
         elif error.code() in _UNREACHABLE:
             self._unreachable = time.monotonic()
-        elif error.code() == KafkaError._MAX_POLL_EXCEEDED or error.retriable():
+        elif error.code() == KafkaError._MAX_POLL_EXCEEDED or error.code() in PASSING:
             log.warning("%s: %s", self._inputs, error.str())
         elif error.fatal() or error.code() == KafkaError._FATAL:
             raise Fatal(f"{self._inputs}: {error.str()}")

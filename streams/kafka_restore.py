@@ -31,6 +31,7 @@ from onepen.streams.kafka_config import (
     state_reader,
     transactional_producer,
 )
+from onepen.streams.kafka_errors import PASSING
 from onepen.streams.kafka_offsets import CommittedOffsets
 from onepen.streams.log import Survey
 from onepen.streams.topic_offsets import EARLIEST, LATEST, NEWEST, TopicOffsets
@@ -99,7 +100,7 @@ class KafkaRestorer:
             beginning = TopicPartition(self._topic, partition or 0, OFFSET_BEGINNING)
             self._consumer.incremental_unassign([beginning])
             self._consumer.incremental_assign([beginning])
-        elif not error.retriable() and error.code() not in (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT):
+        elif error.code() not in PASSING:
             raise Fatal(f"{self._topic}-{partition}: the state cannot be read: {error.str()}")
 
     def position(self, partition: int) -> int:

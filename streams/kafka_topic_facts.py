@@ -44,11 +44,11 @@ class KafkaTopicFacts:
     def _ask_topic(self, answer: Future[StateTopic | None]) -> None:
         found: StateTopic | None = None
         try:
-            for _ in range(ATTEMPTS):
+            for attempt in range(ATTEMPTS):
+                time.sleep(AGAIN_S if attempt else 0)
                 found = self._topic()
                 if found is not None:
                     break
-                time.sleep(AGAIN_S)
         finally:
             answer.set_result(found)
 

@@ -20,13 +20,14 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from onepen.schemas.errors import Retryable
+from onepen.schemas.errors import Fatal, Retryable
 from onepen.streams import failpoints
 from onepen.streams.bounded_calls import BoundedCalls, NotReturned
 from onepen.streams.counters import LogCounters
 from onepen.streams.deadline import Deadline
 from onepen.streams.engine_settings import EngineSettings
 from onepen.streams.kafka_config import COMMIT_LIMIT_MS, DoubtLogger, transactional_producer
+from onepen.streams.kafka_errors import kafka_exception
 from onepen.streams.kafka_statistics import StatisticsTexts
 from onepen.streams.log import TX_HEADER, Member, Outcome, Output, TooLarge
 
@@ -54,14 +55,14 @@ class Writer:
         self.calls = BoundedCalls(f"tx-{transactional_id.rpartition('.')[2]}")
 
     def initialise(self, deadline: Deadline) -> None:
-        """`init_transactions`: ends what a predecessor left open. Raises `Retryable` when the time is over, or when the
-        call does not return: then this writer is left behind as it is."""
+        """`init_transactions`: ends what a predecessor left open. Raises `Retryable` when the time is over, and `Fatal`
+        when the call does not return: it goes on for ever in the background and would fence a successor."""
         while True:
             limit_s = min(INIT_SLICE_MS, max(1, deadline.remaining_ms())) / 1000
             try:
                 self.bounded(limit_s, self.producer.init_transactions)
             except NotReturned as error:
-                raise Retryable(f"{self.transactional_id}: init_transactions: {error}") from error
+                raise Fatal(f"{self.transactional_id}: init_transactions: {error}; leaving the process") from error
             except KafkaException as error:
                 cause = error.args[0]
                 if deadline.expired or not cause.retriable():
@@ -70,15 +71,21 @@ class Writer:
                 self.serve()
                 return
 
-    def serve(self) -> list[str]:
-        """The doubtful lines of the log so far; forwards what is queued. Costs 5 µs."""
-        self.producer.poll(0)
+    def serve(self, wait_s: float = 0.0) -> list[str]:
+        """The doubtful lines of the log so far; forwards what is queued, or what comes within the time. Costs 5 µs."""
+        try:
+            self.producer.poll(wait_s)
+        except (KafkaException, SystemError) as error:
+            self.logger.lines.append(f"FATAL {kafka_exception(error)}")
         return self.logger.lines
 
     def bounded(self, limit_s: float, call: Callable[..., Any], *arguments: Any) -> None:
         """`call(*arguments, limit_s)` of the producer, which ends a little behind that limit whatever the library does.
         Raises `KafkaException`, or `NotReturned`: then the producer is left behind as it is."""
-        self.calls.call(lambda: call(*arguments, limit_s), limit_s + _HUNG_S)
+        try:
+            self.calls.call(lambda: call(*arguments, limit_s), limit_s + _HUNG_S)
+        except SystemError as error:
+            raise kafka_exception(error) from error
 
     def drop(self) -> None:
         """Give the producer up without ending its transaction: a successor under the same id does that."""
@@ -128,7 +135,7 @@ class KafkaTransaction:
                     produce(output.topic, output.value, output.key, output.partition, callback, None, 0, headers)  # type: ignore[arg-type]
                     break
                 except BufferError:
-                    self._writer.producer.poll(FULL_WAIT_S)
+                    self._writer.serve(FULL_WAIT_S)
                 except KafkaException as error:
                     cause = error.args[0]
                     if cause.code() == KafkaError.MSG_SIZE_TOO_LARGE:

@@ -3,14 +3,14 @@
 Rule: a partition starts only when its own partition record and the group's committed offset agree. The target of the
 read is the high watermark, read with read_committed until the position passes it; the partition stays paused meanwhile
 and the others go on, because one step is at most SLICE_MS long. Standing still behind somebody's open transaction, the
-ids of the last writer are initialised once, which ends it; standing still for long fails loudly.
+ids of the last writer are initialised, which ends it; standing still for long fails loudly.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final, Generic, TypeVar
@@ -43,7 +43,8 @@ class _Reading(Generic[S]):
     moved_ms: float
     from_start: bool
     surveyed: bool = False
-    ended_others: bool = False
+    ended: set[str] = field(default_factory=set)
+    """Transactional ids of former writers whose open transactions were ended."""
     records: int = 0
     target: int = 0
     loading: Loading | None = None
@@ -270,11 +271,11 @@ class Recovery(Generic[S]):
                 f"recovery of partition {partition} made no progress for {NO_PROGRESS_MS // 1000} s at position "
                 f"{reading.store.position} ({what}). Is a foreign transaction open, or a broker away?"
             )
-        if still_ms >= STANDS_STILL_MS and not reading.ended_others:
-            reading.ended_others = True
-            mark = reading.store.mark
-            others = [tid for tid in mark.transactional_ids if tid not in self._log.transactional_ids] if mark else []
+        if still_ms >= STANDS_STILL_MS and (mark := reading.store.mark) is not None:
+            known = reading.ended.union(self._log.transactional_ids)
+            others = [tid for tid in mark.transactional_ids if tid not in known]
             if others:
+                reading.ended.update(others)
                 log.info("partition %d stands still; ending what %s left open", partition, others)
                 self._log.restorer.end_transactions_of(others)
 

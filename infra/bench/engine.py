@@ -237,7 +237,7 @@ def main() -> None:
         measures.calibrate()
         sizes: Sizes = costs.sizes[:: max(1, len(costs.sizes) // SAMPLE)]
         batch = round(total / transactions)
-        # A second at most each, and a consumer that has enough waits for a part of it: one alone says little.
+        # Less than a second each: one alone says little.
         inputs, per_input = settings.topics.inputs, costs.records / total
         rounds = [
             pass_through(bootstrap, inputs, total, batch, per_input, sizes, name=f"raw{number}")

@@ -31,6 +31,7 @@ from onepen.schemas.topics import Topics
 from onepen.streams.kafka_config import SAFE_WRITES
 
 SEEN_S: Final = 60.0
+CONNECT_S: Final = 30.0
 LOOK_S: Final = 0.05
 
 
@@ -61,7 +62,7 @@ def _now_ms() -> int:
 
 
 class Live:
-    """Sends from a thread of its own until `end`, to sessions of the given partitions in turn."""
+    """Sends from a thread of its own, from `start` until `end`, to sessions of the given partitions in turn."""
 
     def __init__(
         self, bootstrap: str, topics: Topics, partitions: int, tenant_id: int, only: Collection[int], per_s: float
@@ -75,20 +76,19 @@ class Live:
         self._every_s = 1 / per_s
         self._sent: dict[bytes, float] = {}
         self._stop = threading.Event()
-        self._connect()
         self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        self._connect()
 
     def _connect(self) -> None:
-        """One input that is not counted: a new producer and a new reader take up to a second for their first record."""
+        """One input that is not counted: a new producer has its id after half a second, often."""
         name = self._name(next(self._places))
         self._send(name, prompt(self._tenant_id, name, f"input-{name}"))
-        end = time.monotonic() + SEEN_S
-        while output_key(self._tenant_id, name) not in self._eyes.seen:
-            if time.monotonic() > end:
-                self._eyes.close()
-                raise TimeoutError(f"the first live input was not seen within {SEEN_S:.0f} s")
-            self._producer.poll(LOOK_S)
+        if self._producer.flush(CONNECT_S):
+            self._eyes.close()
+            raise TimeoutError(f"the first live input was not written within {CONNECT_S:.0f} s")
+
+    def start(self) -> None:
+        self._thread.start()
 
     def _name(self, partition: int) -> str:
         names = (f"live-{self._mark}-{number}" for number in self._numbers)
@@ -129,7 +129,8 @@ class Live:
 
     def _halt(self) -> None:
         self._stop.set()
-        self._thread.join(10)
+        if self._thread.is_alive():
+            self._thread.join(10)
 
     def close(self) -> None:
         self._halt()
@@ -141,6 +142,16 @@ def living(
     bootstrap: str, topics: Topics, partitions: int, tenant_id: int, only: Collection[int], per_s: float
 ) -> Iterator[Live]:
     """Live inputs while the block runs."""
+    with connected(bootstrap, topics, partitions, tenant_id, only, per_s) as feed:
+        feed.start()
+        yield feed
+
+
+@contextmanager
+def connected(
+    bootstrap: str, topics: Topics, partitions: int, tenant_id: int, only: Collection[int], per_s: float
+) -> Iterator[Live]:
+    """Live inputs from `start` on, for as long as the block runs."""
     feed = Live(bootstrap, topics, partitions, tenant_id, only, per_s)
     try:
         yield feed

@@ -9,8 +9,9 @@ again. Cases: `restart` (SIGKILL, started again after the supervisor's 0.2 s), `
     fence    restart: `init_transactions`; otherwise from the assignment until the committed offsets are stable
     restore  until a reader of committed records sees the first decision in the last of the moved partitions
     total    of the three, the value of the line; the others are [p50, p90, max]
-    kept     the longest pause of a partition that was not moved (classic groups: aim 1 s); under the consumer protocol
-             one that comes back while the dead one counts is given partitions of the other, too
+    kept     the longest pause of a partition that was not moved (classic groups: aim 1 s)
+    given    the longest pause of a partition of the survivor that was given to the one started again, which happens
+             under the consumer protocol while the dead one still counts; 0: none was
 
     python -m infra.bench.takeover [--trials N] [--lanes N] [--per-s N] [--protocols LIST] [--cases LIST] [--out FILE]
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import re
 import signal
@@ -191,6 +193,7 @@ class Parts(NamedTuple):
     restore: float
     total: float
     kept: float
+    given: float
 
 
 class Lane:
@@ -283,8 +286,8 @@ class Lane:
 
         self._wait(lambda: all(seen(p) is not None for p in moved), "decisions in all moved partitions")
         ends_s = max(seen(p) or 0.0 for p in moved)
-        given = [[owner.assigned(p, at_s) for owner in owners] for p in moved]
-        assigned_s = max(min(one for one in times if one is not None) for times in given)
+        assigned = [[owner.assigned(p, at_s) for owner in owners] for p in moved]
+        assigned_s = max(min(one for one in times if one is not None) for times in assigned)
         began_s = at_s
         if starts:
             # Under the consumer protocol the other one may have been given all of them before it is up.
@@ -294,10 +297,16 @@ class Lane:
             fence_s = max(max(told(f"{STABLE} {p}", assigned_s) for p in moved) - assigned_s, 0.0)
         detect_s = assigned_s - at_s - (fence_s if starts else 0.0)
         total_s = ends_s - at_s
-        stayed = [p for p in kept if self.witness.first(p, self.first.slot, at_s) is None]
-        pause_ms = max((self.witness.longest_pause_ms(p, at_s, ends_s) for p in stayed), default=0.0)
+        # A pause that is not over yet would not be seen.
+        self._wait(
+            lambda: all(self.witness.seen[p][-1].at_s > ends_s for p in kept), "decisions in all kept partitions"
+        )
+        pauses = {p: self.witness.longest_pause_ms(p, at_s, ends_s) for p in kept}
+        given = {p for p in kept if starts and self.witness.first(p, self.first.slot, at_s) is not None}
+        stayed_ms = max((pauses[p] for p in kept - given), default=math.nan)
+        given_ms = max((pauses[p] for p in given), default=0.0)
         in_ms = [part * 1000 for part in (detect_s, began_s - at_s, fence_s, total_s - detect_s - fence_s, total_s)]
-        return Parts(in_ms[0], in_ms[1], in_ms[2], in_ms[3], in_ms[4], pause_ms)
+        return Parts(in_ms[0], in_ms[1], in_ms[2], in_ms[3], in_ms[4], stayed_ms, given_ms)
 
 
 @contextmanager
@@ -344,7 +353,7 @@ def measure(bootstrap: str, protocol: str, options: argparse.Namespace, folder: 
     measures.calibrate()
     for case, trials in found.items():
         all_parts = {part: spread([getattr(one, part) for one in trials]) for part in Parts._fields}
-        p50, p90, most = all_parts.pop("total")
+        p50, p90, most = all_parts.pop("total") or (0, 0, 0)
         more: dict[str, Any] = {"aim": AIMS_MS[case]} if case in AIMS_MS else {}
         measures.say(
             f"takeover.{protocol}.{case}_ms",
@@ -358,9 +367,11 @@ def measure(bootstrap: str, protocol: str, options: argparse.Namespace, folder: 
         )
 
 
-def spread(values: list[float]) -> tuple[int, int, int]:
-    """p50, p90, max."""
-    ordered = sorted(values)
+def spread(values: list[float]) -> tuple[int, int, int] | None:
+    """p50, p90, max of those that are numbers."""
+    ordered = sorted(value for value in values if not math.isnan(value))
+    if not ordered:
+        return None
     return round(part_of(ordered, 0.5)), round(part_of(ordered, 0.9)), round(ordered[-1])
 
 

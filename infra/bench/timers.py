@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, TopicPartition
 from infra.bench.core import KEYS, TENANT
 from infra.bench.engine import broker, prepared
 from infra.bench.leased import put_leases
-from infra.bench.live import Resident, living, metrics, ready, say_waits, until
+from infra.bench.live import Resident, connected, metrics, ready, say_waits, until
 from infra.bench.measures import Measures
 from infra.bench.serving import child, watched_processor
 from onepen.schemas import codec
@@ -73,7 +73,10 @@ def storm(bootstrap: str, prefix: str, leases: int, lease_ms: int, live_per_s: f
     put_leases(settings, KEYS, TENANT, [f"leased-{number}" for number in range(leases)], lease_ms)
     put_s, port = time.perf_counter() - began, free_port()
     losses = Losses(bootstrap, settings.topics, PARTITIONS)
-    with child(watched_processor, bootstrap, prefix, PARTITIONS, port) as process:
+    with (
+        connected(bootstrap, settings.topics, PARTITIONS, TENANT + 1, range(PARTITIONS), live_per_s) as feed,
+        child(watched_processor, bootstrap, prefix, PARTITIONS, port) as process,
+    ):
         until(lambda: ready(port), "the processor", READY_S)
         resident = Resident(process.pid or 0)
 
@@ -81,9 +84,9 @@ def storm(bootstrap: str, prefix: str, leases: int, lease_ms: int, live_per_s: f
             resident.look()
             return losses.read() >= leases
 
-        with living(bootstrap, settings.topics, PARTITIONS, TENANT + 1, range(PARTITIONS), live_per_s) as feed:
-            until(over, f"{leases} leases lost", LIMIT_S)
-            waits = feed.end()
+        feed.start()
+        until(over, f"{leases} leases lost", LIMIT_S)
+        waits = feed.end()
         seen = metrics(port)
     losses.read()
     if set(losses.of.values()) != {1} or len(losses.of) != leases:

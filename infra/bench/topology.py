@@ -1,10 +1,10 @@
 """The loop alone, beside the two best known of its kind: count the inputs of each session, one event for each input.
 
 The same backlog of JSON inputs on four partitions for each of them, one thread, exactly once: onepen's engine with a
-core that counts, Kafka Streams (`kafka_streams/`, built by Maven when `mvn` and a JDK are there) and Faust. Judged from
-outside: a read_committed reader takes the time from three to nine tenths of the events, so that neither starting up
-nor a cold JVM counts. The first two in turns, three times each; told is the median. An event that is missing, repeated
-or miscounted ends the benchmark.
+core that counts, Kafka Streams (`kafka_streams/`, built by Maven when `mvn` and a JDK are there) and Faust, which is
+given fewer inputs. Judged from outside: the time is taken from the last stable offsets of the events, from three
+to nine tenths of them, so that neither starting up nor a cold JVM counts; then all events are read. The first two in
+turns, three times each; told is the median. An event that is missing, repeated or miscounted ends the benchmark.
 """
 
 from __future__ import annotations
@@ -54,16 +54,19 @@ def fill(bootstrap: str, topic: str, total: int) -> None:
 
 
 def measured(bootstrap: str, topic: str, total: int, limit_s: float = LIMIT_S) -> tuple[float, int]:
-    """(events per second from three to nine tenths of them, events); stops at the limit with what is there."""
+    """(events per second from three to nine tenths of them, events). Raises `TimeoutError` when they are not all there
+    at the limit, `AssertionError` when one is repeated or miscounted."""
     with outside(bootstrap, topic) as consumer:
         marks = progress(consumer, topic, total, limit_s)
         events = judged(consumer, topic)
-    if not events:
-        raise TimeoutError(f"{topic}: no event in {limit_s:.0f} s")
+    if events < total:
+        raise TimeoutError(f"{topic}: {events} of {total} events in {limit_s:.0f} s")
+    if events > total:
+        raise AssertionError(f"{topic}: {events} events of {total} inputs")
     reached = marks[-1][1]
     within = [mark for mark in marks if reached * 0.3 <= mark[1] <= reached * 0.9]
     if len(within) < 2 or within[-1][0] == within[0][0]:
-        raise TimeoutError(f"{topic}: {events} of {total} events in {limit_s:.0f} s are too few to be measured")
+        raise TimeoutError(f"{topic}: {total} events are too few to be measured")
     offsets_per_s = (within[-1][1] - within[0][1]) / (within[-1][0] - within[0][0])
     return offsets_per_s * events / reached, events
 
@@ -96,7 +99,7 @@ def progress(consumer: Consumer, topic: str, total: int, limit_s: float) -> list
 
 def judged(consumer: Consumer, topic: str) -> int:
     """How many events there are. Read when the time was taken: to do it beside would take a core from what is measured.
-    Raises `AssertionError` when one is missing, repeated or miscounted."""
+    Raises `AssertionError` when one is repeated or miscounted."""
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
     counts: dict[str, int] = {}
     while messages := consumer.consume(2_000, SILENT_S):

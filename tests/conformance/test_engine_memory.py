@@ -12,7 +12,7 @@ from onepen.schemas.topics import Topics
 from onepen.streams.batch_size import Limits
 from onepen.streams.dead_letters import REASON
 from onepen.streams.engine import Engine
-from onepen.streams.log import Batch, Record, Transaction
+from onepen.streams.log import Batch, Output, Record, Transaction
 from onepen.streams.memory import MemoryLog
 from onepen.streams.memory_broker import Refused
 from tests.conformance.counting import Command, Counter, CountingCore
@@ -267,6 +267,71 @@ def test_brokers_away_for_a_while_change_nothing(world: MemoryWorld) -> None:
     world.broker.reachable = True
     node.turns(20)
     assert events(world) == [b"s %d %d" % (n + 1, n) for n in range(3)]
+
+
+def refusing(node: Node) -> list[float]:
+    """Nothing is committed any more; when it was tried is noted, as long as the list is not told to end by a 0."""
+    begin, tried = node.log.begin, list[float]()
+
+    def refused(records: int) -> Transaction:
+        transaction = begin(records)
+        if 0.0 not in tried:
+            tried.append(node.world.mono_s)
+            transaction.commit = lambda *_: transaction.abort()  # type: ignore[method-assign]
+        return transaction
+
+    node.log.begin = refused  # type: ignore[method-assign,assignment]
+    return tried
+
+
+def test_a_processor_that_commits_nothing_for_a_minute_leaves(world: MemoryWorld) -> None:
+    send(world, 1)
+    node = Node(world)
+    tried = refusing(node)
+
+    def minutes() -> None:
+        for _ in range(40):
+            world.mono_s += 5
+            node.turns(2)
+
+    with pytest.raises(Fatal, match="no transaction was committed"):
+        minutes()
+    assert tried[-1] - tried[0] > 60
+
+
+def test_failures_with_nothing_tried_in_between_are_not_one_outage(world: MemoryWorld) -> None:
+    send(world, 1)
+    node = Node(world)
+    tried = refusing(node)
+    while len(tried) < 3:
+        before = len(tried)
+        while len(tried) == before:
+            node.turns(1)
+        world.mono_s += 120
+    tried.append(0.0)
+    node.turns()
+    assert events(world) == [b"s 1 0"]
+
+
+def test_a_dead_ones_transaction_is_ended_also_when_its_name_was_not_known_at_first(world: MemoryWorld) -> None:
+    """The brokers are away for longer than a recovery may stand still, before anything of the state was read."""
+    send(world, 1)
+    dead = Node(world, "dead")
+    dead.turns()
+    dead.log.close(leave=True)
+    dead.log.begin(1).produce([Output(world.topics.state, 0, b"never", b"x")])
+    node = Node(world)
+    node.turns(1)
+    world.broker.reachable = False
+    for _ in range(5):
+        world.mono_s += 0.5
+        node.turns(1)
+    world.broker.reachable = True
+    send(world, 1)
+    for _ in range(10):
+        world.mono_s += 0.2
+        node.turns(1)
+    assert events(world) == [b"s 1 0", b"s 2 1"]
 
 
 def late_end(world: MemoryWorld, *, reads_doubt: bool) -> Node:

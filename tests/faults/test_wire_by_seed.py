@@ -7,6 +7,8 @@ same storm with late EndTxn against processors that believe return values must b
 from __future__ import annotations
 
 import random
+import re
+import threading
 import time
 import traceback
 from collections import Counter
@@ -41,6 +43,9 @@ LATE_S = 0.3
 SLOW_S = (0.8, 1.5)
 """And so long that part takes: the process is killed before it is there."""
 
+ESCAPED = re.compile(r"^(SystemError|\S*KafkaException|NotReturned).*", re.MULTILINE)
+"""The end of a traceback of what is to be a doubt, not the end of a process."""
+
 WRITING = {w.PRODUCE, w.INIT_PRODUCER_ID, w.ADD_PARTITIONS, w.ADD_OFFSETS, w.END_TXN, w.TXN_OFFSET_COMMIT}
 GROUP = {w.HEARTBEAT, w.JOIN_GROUP, w.SYNC_GROUP, w.OFFSET_FETCH, w.CONSUMER_GROUP_HEARTBEAT}
 SELDOM_SENT = {w.INIT_PRODUCER_ID, w.JOIN_GROUP, w.SYNC_GROUP, w.OFFSET_FETCH}
@@ -54,19 +59,23 @@ class Kills:
     def __init__(self, seed: int, every_s: float) -> None:
         self._rng = random.Random(seed + 1)
         self._every_s = every_s
-        self._next_s = self._later()
+        self._next_s: float | None = None
+        self._lock = threading.Lock()
         self._aimed: list[tuple[float, str]] = []
 
     def _later(self) -> float:
         return time.monotonic() + self._rng.uniform(0.5, 1.5) * self._every_s
 
     def aim(self, slot: str, at_s: float) -> None:
-        self._aimed.append((at_s, slot))
+        with self._lock:
+            self._aimed.append((at_s, slot))
 
     def due(self, slots: list[str]) -> set[str]:
         """The slots to be killed now."""
         now_s = time.monotonic()
-        aimed, self._aimed = self._aimed, [one for one in self._aimed if one[0] > now_s]
+        with self._lock:
+            aimed, self._aimed = self._aimed, [one for one in self._aimed if one[0] > now_s]
+        self._next_s = self._next_s or self._later()
         due = {slot for at_s, slot in aimed if at_s <= now_s}
         if now_s > self._next_s:
             self._next_s = self._later()
@@ -103,8 +112,8 @@ class Storm:
 class LateEnds:
     """EndTxn comes late, into transactions that are slow because their offsets or some of their records are.
 
-    Half of the late ones come at any time. The others are aimed: into the next transaction of the same producer, when
-    some of its records are on the topics and others under way; then, now and then, its process is killed.
+    They are aimed into the next transaction of the same producer, when some of its records are on the topics and others
+    under way; then, now and then, its process is killed. Half of them come at any time if that is sooner.
     """
 
     def __init__(self, seed: int, wire: Wire) -> None:
@@ -116,6 +125,8 @@ class LateEnds:
 
     def __call__(self, request: Request) -> Verdict | None:
         rng, client_id = self._rng, request.client_id
+        if request.api == w.INIT_PRODUCER_ID:
+            self._produces[client_id] = 0
         if request.api == w.END_TXN:
             self._produces[client_id] = 0
             return Verdict(Fault.HOLD_AND_CUT, rng.choice((0.0, rng.uniform(0.2, 3.0)))) if rng.random() < 0.5 else None
@@ -189,6 +200,8 @@ class World:
         self._work_until(lambda: events.count >= feed.sent, events, CALM_S)
         for slot in self.slots.values():
             slot.end()
+            if escaped := ESCAPED.search(slot.log.text()):
+                raise Wrong(f"{slot.spec.slot} died of {escaped[0]}")
         found = dict(events.read().found)
         once_each(found)
         state_equals_events(self._bootstrap, self._topics, found)

@@ -82,6 +82,7 @@ class Held:
         self._upstream, self._frames = upstream, [frame]
         self.request = parsed(frame)
         self.delivered = False
+        self._once = threading.Lock()
         self._answered = threading.Event()
         self._answer = b""
 
@@ -96,7 +97,11 @@ class Held:
         return int(struct.unpack(">h", self._answer[12:14])[0])
 
     def deliver(self) -> None:
-        self.delivered = True
+        """Once, whoever asks for it."""
+        with self._once:
+            if self.delivered:
+                return
+            self.delivered = True
         with contextlib.suppress(OSError):
             self._upstream.sendall(b"".join(self._frames))
 

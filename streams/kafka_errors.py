@@ -1,0 +1,38 @@
+"""Errors of confluent-kafka that take a second look."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+__all__ = ["PASSING", "kafka_exception"]
+
+PASSING: Final = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._RESOLVE,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+    }
+)
+"""Codes of a consumer's errors that pass by themselves. `KafkaError.retriable` is set by calls of transactions only."""
+
+
+def kafka_exception(error: Exception) -> KafkaException:
+    """The binding raises a fatal error of its client from whatever callback it serves, as a SystemError's cause. Raises
+    `error` itself when it is anything else."""
+    found = error.__cause__ if isinstance(error, SystemError) else error
+    if isinstance(found, KafkaException):
+        return found
+    raise error
