@@ -204,7 +204,10 @@ def _action_requested(session: Session, run: Run, event: EventDraft, payload: Pa
             lineage=run.lineage,
             honours_keys=bool(payload.get("honoursKeys", False)),
             repeats_doubt=(
-                before is not None and before.state == ActionState.IN_DOUBT and payload.get("resolution") == "repeat"
+                before is not None
+                and before.state == ActionState.IN_DOUBT
+                and not 0 < before.forget_ms < event.at_ms
+                and payload.get("resolution") == "repeat"
             ),
         ),
     )

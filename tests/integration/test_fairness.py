@@ -82,7 +82,7 @@ def waits_beside(world: EngineWorld, seen: Watched, backlog: int) -> None:
 
 
 def test_b54_a_backlog_of_many_sessions(world: EngineWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    backlog, names = 60_000, names_of(BUSY, PARTITIONS, 500)
+    backlog, names = 180_000, names_of(BUSY, PARTITIONS, 500)
     put_backlog(world.bootstrap, world.topics.inputs, 1, BUSY, names, 10, backlog)
     with working(world, monkeypatch) as seen:
         waits_beside(world, seen, backlog)
