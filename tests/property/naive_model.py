@@ -312,7 +312,8 @@ class NaiveSession:
             self.answered(record)
 
     def answered(self, record: Input) -> None:
-        self.verdict(record, "answered")
+        active = self.active()
+        self.verdict(record, "answered", run=None if active is None else active["no"])
         self.settle(record.input_id, "done")
 
     # -- runs ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import orjson
 
 from onepen.processors import timers
 from onepen.processors.decide import Decision
+from onepen.schemas.limits import REFUSED_RECEIPTS_PER_GENERATION
 from onepen.schemas.statuses import TimerKind
 from tests.property import naive_right, naive_work
 from tests.property.naive_model import NaiveSession
@@ -40,6 +41,13 @@ def core_told(stage: Stage, decision: Decision) -> dict[str, Any]:
             told["finished"].append((event.run_no, payload["terminalStatus"], payload.get("forced", False),
                                      payload.get("retryable", False), *listed))  # fmt: skip
     return told
+
+
+def evidence_is_full(stage: Stage) -> bool:
+    """Refusals are only counted by now: the receipts of a generation are bounded, which the model knows nothing of."""
+    head = stage.session.head
+    counts = [one.refused_records for one in (head, head.run, head.last) if one is not None]
+    return max(counts) > REFUSED_RECEIPTS_PER_GENERATION
 
 
 def core_branches(stage: Stage) -> set[tuple[str, str]]:
