@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onepen.processors.session import Action
+from onepen.processors.session import Action, forgotten
 from onepen.processors.state_keys import pair
 from onepen.processors.turn import Turn
 from onepen.schemas import events as ev
@@ -34,7 +34,7 @@ def requested(turn: Turn, payload: Payload, raw: bytes, no: int) -> Reason | Non
         return Reason.INVALID
     name = pair(payload["name"], payload["actionKey"])
     action = turn.session.actions.get(name)
-    if action is None or action.state in _FREE or 0 < action.forget_ms < turn.now_ms:
+    if action is None or action.state in _FREE or forgotten(action, turn.now_ms):
         return _name_in_doubt(turn, action, payload) or _open(turn, payload, raw, no)
     if action.args_digest != payload["argsDigest"]:
         return Reason.KEY_CONFLICT

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from onepen.processors.session import Action, Branch, LastRun, Run, Session
+from onepen.processors.session import Action, Branch, LastRun, Run, Session, forgotten
 from onepen.processors.state_keys import escaped, pair
 from onepen.processors.transitions import legal
 from onepen.schemas import events as ev
@@ -206,7 +206,7 @@ def _action_requested(session: Session, run: Run, event: EventDraft, payload: Pa
             repeats_doubt=(
                 before is not None
                 and before.state == ActionState.IN_DOUBT
-                and not 0 < before.forget_ms < event.at_ms
+                and not forgotten(before, event.at_ms)
                 and payload.get("resolution") == "repeat"
             ),
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onepen.processors.session import Remembered
+from onepen.processors.session import Remembered, forgotten
 from onepen.processors.turn import Turn
 from onepen.schemas.inputs import Input
 from onepen.schemas.limits import REMEMBER_MS, REMEMBERED_EXTRA, REMEMBERED_MAX
@@ -53,12 +53,12 @@ def _forget(turn: Turn) -> None:
         else:
             later(record.issued_at_ms + REMEMBER_MS + 1)
     for name, action in turn.session.actions.items():
-        if action.forget_ms and action.forget_ms < turn.now_ms:
+        if forgotten(action, turn.now_ms):
             turn.session.actions.drop(name)
         elif action.forget_ms:
             later(action.forget_ms + 1)
     for name, call in turn.session.calls.items():
-        if call.forget_ms and call.forget_ms < turn.now_ms:
+        if forgotten(call, turn.now_ms):
             turn.session.calls.drop(name)
         elif call.forget_ms:
             later(call.forget_ms + 1)

@@ -213,6 +213,11 @@ class Call(msgspec.Struct, frozen=True, gc=False, kw_only=True, array_like=True)
     forget_ms: int = 0
 
 
+def forgotten(kept: Action | Call, now_ms: int) -> bool:
+    """Its time is over (protocol section 8): it counts as unknown, even while its record still stands."""
+    return 0 < kept.forget_ms < now_ms
+
+
 class Retry(msgspec.Struct, frozen=True, gc=False, kw_only=True, array_like=True):
     """What a retry of the last run would take over, while it is accepted."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from onepen.processors.session import Action
+from onepen.processors.session import Action, forgotten
 from onepen.processors.state_keys import pair
 from onepen.processors.turn import Turn
 from onepen.schemas import events as ev
@@ -49,7 +49,7 @@ def by_answer(turn: Turn, record: Input) -> tuple[Reason, dict[str, Any] | None]
 
 def _after_run(turn: Turn, action: Action) -> bool:
     run = turn.session.head.run
-    return (run is None or action.run_id != run.run_id) and not 0 < action.forget_ms < turn.now_ms
+    return (run is None or action.run_id != run.run_id) and not forgotten(action, turn.now_ms)
 
 
 def by_evidence(turn: Turn, report: Report) -> None:

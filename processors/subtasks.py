@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from onepen.processors import clock
-from onepen.processors.session import Call
+from onepen.processors.session import Call, forgotten
 from onepen.processors.turn import Turn
 from onepen.schemas import events as ev
 from onepen.schemas.ids import id_ok
@@ -43,7 +43,7 @@ def started(turn: Turn, payload: Payload, raw: bytes, no: int) -> Reason | None:
         return Reason.INVALID
     call = turn.session.calls.get(payload["callId"])
     digest = _digest(payload)
-    if call is not None and call.lineage == turn.run.lineage and not 0 < call.forget_ms < turn.now_ms:
+    if call is not None and call.lineage == turn.run.lineage and not forgotten(call, turn.now_ms):
         return _again(turn, call, digest)
     reason = _too_many(turn, payload["sessionId"])
     if reason is not None:

@@ -28,7 +28,7 @@ from onepen.streams.deadline import Deadline
 from onepen.streams.engine_settings import CLASSIC, EngineSettings
 from onepen.streams.held_inputs import HeldInputs
 from onepen.streams.kafka_config import forwarding_logger, input_consumer, plain_producer
-from onepen.streams.kafka_errors import PASSING
+from onepen.streams.kafka_errors import PASSING, UNREACHABLE
 from onepen.streams.kafka_offsets import CommittedOffsets
 from onepen.streams.kafka_restore import KafkaRestorer
 from onepen.streams.kafka_statistics import StatisticsTexts
@@ -43,9 +43,6 @@ COMMITTED_LIMIT_MS: Final = 3_000
 LEAVE_LIMIT_MS: Final = 2_000
 DRAIN_RECORDS: Final = 1_000
 DRAIN_S: Final = 0.05
-_UNREACHABLE: Final = frozenset(
-    {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE}
-)
 _NO_POSITION: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._NO_OFFSET})
 
 
@@ -138,7 +135,7 @@ class KafkaLog:
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal():
             self._fatal = error
-        if error.code() in _UNREACHABLE:
+        if error.code() in UNREACHABLE:
             self._unreachable = time.monotonic()
         log.info("consumer: %s", error.str())
 
@@ -249,7 +246,7 @@ class KafkaLog:
         if error.code() in _NO_POSITION:
             if partition is not None and partition in self._live:
                 self._lost.append(InputsLost(partition, self._lost_text(partition, error)))
-        elif error.code() in _UNREACHABLE:
+        elif error.code() in UNREACHABLE:
             self._unreachable = time.monotonic()
         elif error.code() == KafkaError._MAX_POLL_EXCEEDED or error.code() in PASSING:
             log.warning("%s: %s", self._inputs, error.str())

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -56,7 +56,9 @@ def fill(bootstrap: str, topic: str, total: int) -> None:
 def measured(bootstrap: str, topic: str, total: int, limit_s: float = LIMIT_S) -> tuple[float, int]:
     """(events per second from three to nine tenths of them, events). Raises `TimeoutError` when they are not all there
     at the limit, `AssertionError` when one is repeated or miscounted."""
-    with outside(bootstrap, topic) as consumer:
+    reader = {"bootstrap.servers": bootstrap, "group.id": "outside", "isolation.level": "read_committed",
+              "enable.auto.commit": False}  # fmt: skip
+    with closing(Consumer(reader)) as consumer:
         marks = progress(consumer, topic, total, limit_s)
         events = judged(consumer, topic)
     if events < total:
@@ -69,19 +71,6 @@ def measured(bootstrap: str, topic: str, total: int, limit_s: float = LIMIT_S) -
         raise TimeoutError(f"{topic}: {total} events are too few to be measured")
     offsets_per_s = (within[-1][1] - within[0][1]) / (within[-1][0] - within[0][0])
     return offsets_per_s * events / reached, events
-
-
-@contextmanager
-def outside(bootstrap: str, topic: str) -> Iterator[Consumer]:
-    """A reader of committed records, at the first one of each partition."""
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "outside", "isolation.level": "read_committed",
-         "enable.auto.commit": False}
-    )  # fmt: skip
-    try:
-        yield consumer
-    finally:
-        consumer.close()
 
 
 def progress(consumer: Consumer, topic: str, total: int, limit_s: float) -> list[tuple[float, int]]:
