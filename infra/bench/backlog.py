@@ -25,12 +25,24 @@ def names_of(partition: int, partitions: int, how_many: int) -> list[bytes]:
     return list(islice((name for name in names if partition_of(name, partitions) == partition), how_many))
 
 
-def put_backlog(
-    bootstrap: str, topic: str, tenant_id: int, partition: int, names: list[bytes], ids: int, total: int
-) -> None:
-    """`total` prompts of these sessions in turn on the partition; each session uses `ids` input ids over and over."""
-    records = islice(_records(tenant_id, names, ids), total)
-    write_all(bootstrap, (Written(topic, name, value, partition) for name, value in records))
+class Backlog:
+    """Prompts of these sessions in turn on one partition; each session uses `ids` input ids over and over.
+
+    It can be put in one piece, or be continued while it is worked off: `total` is what was put so far.
+    """
+
+    def __init__(
+        self, bootstrap: str, topic: str, tenant_id: int, partition: int, names: list[bytes], ids: int
+    ) -> None:
+        self._bootstrap, self._topic, self._partition = bootstrap, topic, partition
+        self._records = _records(tenant_id, names, ids)
+        self.total = 0
+
+    def put(self, how_many: int) -> None:
+        """So many more, written when it returns. Raises `TimeoutError`."""
+        records = islice(self._records, how_many)
+        write_all(self._bootstrap, (Written(self._topic, name, value, self._partition) for name, value in records))
+        self.total += how_many
 
 
 def _records(tenant_id: int, names: list[bytes], ids: int) -> Iterator[tuple[bytes, bytes]]:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from infra.bench.backlog import names_of, put_backlog
+from infra.bench.backlog import Backlog, names_of
 from infra.bench.core import TENANT
 from infra.bench.engine import broker, prepared
 from infra.bench.live import Resident, living, metrics, ready, say_waits, until
@@ -38,7 +38,7 @@ BACKLOGS: Final = {"many_sessions": (10_000, 10), "one_session": (1, 999_999)}
 def beside(bootstrap: str, prefix: str, kind: str, backlog: int, measures: Measures) -> None:
     settings, (sessions, ids) = prepared(bootstrap, prefix, PARTITIONS), BACKLOGS[kind]
     names = names_of(BUSY, PARTITIONS, sessions)
-    put_backlog(bootstrap, settings.topics.inputs, TENANT, BUSY, names, ids, backlog)
+    Backlog(bootstrap, settings.topics.inputs, TENANT, BUSY, names, ids).put(backlog)
     port = free_port()
     with child(watched_processor, bootstrap, prefix, PARTITIONS, port) as process:
         until(lambda: ready(port), "the processor", READY_S)
