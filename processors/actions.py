@@ -83,17 +83,17 @@ def _name_in_doubt(turn: Turn, action: Action | None, payload: Payload) -> Reaso
     if not doubts:
         return None
     who = (payload["name"], payload["actionKey"])
-    if any(doubt[0] == who[0] and doubt != who for doubt in doubts) or len(doubts) >= LISTED_MAX:
+    if any(doubt[0] == who[0] and doubt != who for doubt in doubts):
         return Reason.IN_DOUBT
-    return None
+    return Reason.IN_DOUBT if len(doubts) >= LISTED_MAX and who not in doubts else None
 
 
 def _open(turn: Turn, payload: Payload, raw: bytes, no: int) -> Reason | None:
     """Open the key: the intent first, then the permit or the request for approval."""
     run = turn.run
-    if run.open_branches + 2 > OPEN_BRANCHES_MAX:
-        return Reason.TOO_MANY_BRANCHES
     asks = payload.get("approval", False) or payload["name"] in turn.run_policy.approval_actions
+    if run.open_branches + (2 if asks else 1) > OPEN_BRANCHES_MAX:
+        return Reason.TOO_MANY_BRANCHES
     if not asks and _permit_until(turn) <= turn.now_ms:
         return Reason.LEASE_EXPIRED
     turn.emit(ev.ACTION_REQUESTED, payload, raw)
@@ -136,12 +136,25 @@ def _permit(turn: Turn, payload: Payload, no: int) -> Reason | None:
 
 
 def finished(turn: Turn, payload: Payload, raw: bytes, no: int) -> Reason | None:
-    """The end of a permitted action. An end without an open permit is refused."""
+    """The end of a permitted action. An end without an open permit is refused, and so is one that names another request
+    (`reportNo`) than the permitted one: two calls of one key would end each other's effect."""
     ends = (ActionState.OK, ActionState.ERROR, ActionState.NOT_PERFORMED)
     if not (id_ok(payload.get("actionKey")) and id_ok(payload.get("name")) and payload.get("status") in ends):
         return Reason.INVALID
     action = turn.session.actions.get(pair(payload["name"], payload["actionKey"]))
     if action is None or action.state != ActionState.PERMITTED or action.run_id != turn.run.run_id:
         return Reason.NOT_OPEN
-    turn.emit(ev.ACTION_FINISHED, payload, raw)
+    if not ends_permit(payload, action):
+        return Reason.NOT_OPEN
+    if action.repeats_doubt and payload["status"] == ActionState.NOT_PERFORMED:
+        # Only the repeat did not take place; what was in doubt before it is so still.
+        turn.emit(ev.ACTION_IN_DOUBT, {"actionKey": action.key, "name": action.name, "reason": "not_performed"})
+    else:
+        turn.emit(ev.ACTION_FINISHED, payload, raw)
     return None
+
+
+def ends_permit(payload: Payload, action: Action) -> bool:
+    """Whether an end belongs to the permit of `action`; one that names no request belongs to whatever is permitted."""
+    no = payload.get("reportNo")
+    return no is None or (type(no) is int and no == action.report_no)

@@ -5,6 +5,7 @@ The first answer in the log decides. An answer permits nothing by itself: the vi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from onepen.processors import clock, ending
@@ -17,6 +18,7 @@ from onepen.schemas.inputs import Input
 from onepen.schemas.statuses import BranchKind, Reason, RunStatus
 
 APPROVE, DENY = "approve", "deny"
+Named = tuple[str, Action]
 
 
 def answer(turn: Turn, record: Input) -> tuple[Reason, dict[str, Any] | None] | None:
@@ -27,7 +29,11 @@ def answer(turn: Turn, record: Input) -> tuple[Reason, dict[str, Any] | None] | 
         return Reason.NO_ACTIVE_RUN, None
     if run.status is RunStatus.CANCELLING:
         return Reason.CANCELLED, None
-    mine = [(name, action) for name, action in found if action.run_id == run.run_id and action.approval_expires_ms]
+    mine = meant(
+        ((name, action) for name, action in found if action.run_id == run.run_id and action.approval_expires_ms),
+        lambda _, action: action.args_digest == record.args_digest,
+        lambda name, _: turn.session.branches.get(branch_name(BranchKind.APPROVAL, name)) is not None,
+    )
     if len(mine) != 1:
         return Reason.UNKNOWN_APPROVAL, None
     name, action = mine[0]
@@ -41,7 +47,17 @@ def answer(turn: Turn, record: Input) -> tuple[Reason, dict[str, Any] | None] | 
     return None
 
 
-def _named(turn: Turn, record: Input) -> list[tuple[str, Action]]:
+def meant(found: Iterable[Named], *fits: Callable[[str, Action], bool]) -> list[Named]:
+    """Of several actions with the key of an answer that gives no name: those that fit, one test after the other, as
+    long as any does. More than one is left when nothing tells them apart."""
+    left = list(found)
+    for fit in fits:
+        if len(left) > 1:
+            left = [each for each in left if fit(*each)] or left
+    return left
+
+
+def _named(turn: Turn, record: Input) -> list[Named]:
     """The actions an answer may mean: one when it names name and key, else every one with that key."""
     actions = turn.session.actions
     key = record.action_key or ""

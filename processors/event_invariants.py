@@ -13,7 +13,7 @@ from onepen.schemas import codec
 from onepen.schemas import events as ev
 from onepen.schemas.events import Event, chain_hash
 from onepen.schemas.limits import LISTED_MAX, ZERO_HASH
-from onepen.schemas.statuses import RunStatus
+from onepen.schemas.statuses import ActionState, RunStatus
 
 Events = Sequence[Event]
 _OPENS: Final = {
@@ -158,10 +158,9 @@ def doubt_is_never_silent(events: Events) -> bool:
     doubts: dict[str, set[tuple[str, str]]] = {}
     retries = {event.run_id for event in events if event.type == ev.RUN_STARTED and "retryOf" in _payload(event)}
     for event in events:
-        if event.type in (ev.ACTION_IN_DOUBT, ev.ACTION_REQUESTED):
-            payload = _payload(event)
-            found = doubts.setdefault(event.run_id, set())
-            (found.add if event.type == ev.ACTION_IN_DOUBT else found.discard)((payload["name"], payload["actionKey"]))
+        if event.type in (ev.ACTION_IN_DOUBT, ev.ACTION_REQUESTED, ev.ACTION_FINISHED):
+            if not _doubt_follows(event, doubts.setdefault(event.run_id, set())):
+                return False
         elif event.type == ev.RUN_FINISHED:
             payload = _payload(event)
             expected = doubts.get(event.run_id, set())
@@ -174,6 +173,20 @@ def doubt_is_never_silent(events: Events) -> bool:
                 return False
             if not listed <= expected or len(listed) != min(len(expected), LISTED_MAX):
                 return False
+    return True
+
+
+def _doubt_follows(event: Event, found: set[tuple[str, str]]) -> bool:
+    """Take the event into the set of a run's doubts. A repeat ends its doubt by `ok` or `error` only; False when one is
+    forgotten because the repeat was not performed."""
+    payload = _payload(event)
+    key = (payload["name"], payload["actionKey"])
+    if event.type == ev.ACTION_IN_DOUBT:
+        found.add(key)
+    elif event.type == ev.ACTION_FINISHED and payload["status"] == ActionState.NOT_PERFORMED:
+        return key not in found
+    elif event.type == ev.ACTION_FINISHED or payload.get("resolution") != "repeat":
+        found.discard(key)
     return True
 
 

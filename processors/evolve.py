@@ -192,6 +192,12 @@ def _action(session: Session, payload: Payload) -> tuple[str, Action]:
 def _action_requested(session: Session, run: Run, event: EventDraft, payload: Payload) -> None:
     name = pair(payload["name"], payload["actionKey"])
     before = session.actions.get(name)
+    repeats_doubt = (
+        before is not None
+        and before.state == ActionState.IN_DOUBT
+        and not forgotten(before, event.at_ms)
+        and payload.get("resolution") == "repeat"
+    )
     session.actions.put(
         name,
         Action(
@@ -203,19 +209,18 @@ def _action_requested(session: Session, run: Run, event: EventDraft, payload: Pa
             requested_ms=event.at_ms,
             lineage=run.lineage,
             honours_keys=bool(payload.get("honoursKeys", False)),
-            repeats_doubt=(
-                before is not None
-                and before.state == ActionState.IN_DOUBT
-                and not forgotten(before, event.at_ms)
-                and payload.get("resolution") == "repeat"
-            ),
+            repeats_doubt=repeats_doubt,
         ),
     )
     run.action_requests += 1
     _open(session, run, BranchKind.ACTION, name, payload["name"], event.at_ms)
+    if run.doubts and not repeats_doubt:
+        _no_doubt(run, payload)
+
+
+def _no_doubt(run: Run, payload: Payload) -> None:
     who = (payload["name"], payload["actionKey"])
-    if run.doubts:
-        run.doubts = tuple(doubt for doubt in run.doubts if doubt != who)
+    run.doubts = tuple(doubt for doubt in run.doubts if doubt != who)
 
 
 def _action_permitted(session: Session, run: Run, event: EventDraft, payload: Payload) -> None:
@@ -252,6 +257,8 @@ def _action_finished(session: Session, run: Run, event: EventDraft, payload: Pay
         ),
     )
     _close(session, run, BranchKind.ACTION, name, event.at_ms, ended)
+    if run.doubts:
+        _no_doubt(run, payload)
 
 
 def _action_voided(session: Session, run: Run, event: EventDraft, payload: Payload) -> None:
@@ -267,7 +274,8 @@ def _action_in_doubt(session: Session, run: Run, event: EventDraft, payload: Pay
     assert action.state == ActionState.PERMITTED or action.repeats_doubt, "only a permitted action can be in doubt"
     session.actions.put(name, msgspec.structs.replace(action, state=ActionState.IN_DOUBT))
     _close(session, run, BranchKind.ACTION, name, event.at_ms, ActionState.IN_DOUBT)
-    run.doubts = (*run.doubts, (action.name, action.key))
+    if (action.name, action.key) not in run.doubts:
+        run.doubts = (*run.doubts, (action.name, action.key))
 
 
 def _subtask_started(session: Session, run: Run, event: EventDraft, payload: Payload) -> None:

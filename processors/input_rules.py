@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from onepen.schemas.ids import id_ok
 from onepen.schemas.inputs import JSON, TEXT, Content, Input
-from onepen.schemas.limits import DAY_MS, RECORD_BYTES_MAX, RENDERED_BYTES_MAX, SUBTASK_DEPTH_MAX
+from onepen.schemas.limits import DURATION_MS_MAX, RECORD_BYTES_MAX, RENDERED_BYTES_MAX, SUBTASK_DEPTH_MAX
 from onepen.schemas.policies import Policy
 from onepen.schemas.statuses import IfMissed, Mode, OnBusy, Recovery, Scope, Target
 from onepen.schemas.strict_json import canonical, too_deep, well_formed
 
 _TEXT_CHARS_MAX = 1024
 _URI_CHARS_MAX = 2048
-_DURATION_MS_MAX = 30 * DAY_MS
 _MODES, _ON_BUSY, _IF_MISSED = frozenset(Mode), frozenset(OnBusy), frozenset(IfMissed)
 _SCOPES, _RECOVERIES = frozenset(Scope), frozenset(Recovery)
 _WITH_CONTENT = frozenset((Mode.PROMPT, Mode.STEER, Mode.FOLLOW_UP, Mode.AUTO))
@@ -46,7 +45,7 @@ def broken_rule(record: Input, policy: Policy) -> str | None:
 
 
 def _duration_ok(value: int | None) -> bool:
-    return value is None or 1 <= value <= _DURATION_MS_MAX
+    return value is None or 1 <= value <= DURATION_MS_MAX
 
 
 def _content_ok(record: Input) -> bool:

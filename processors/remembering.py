@@ -9,6 +9,7 @@ from onepen.schemas.limits import REMEMBER_MS, REMEMBERED_EXTRA, REMEMBERED_MAX
 from onepen.schemas.statuses import Disposition, Mode, Reason, Verdict
 
 _RECHECK_MS = 60_000
+_TEXT_CHARS_KEPT = 128
 FORGET_SLACK_MS = 600_000
 """How long what may be forgotten may still stand: a pass looks at everything remembered, so it serves many at once."""
 _EXTRA_MODES = frozenset((Mode.ABORT, Mode.ANSWER, Mode.ERASE))
@@ -105,9 +106,9 @@ def remember(
             issued_at_ms=record.issued_at_ms,
             partition=turn.moment.partition,
             offset=turn.moment.offset,
-            mode=record.mode,
+            mode=record.mode[:_TEXT_CHARS_KEPT],  # of an invalid input these may be long
             user_id=record.user_id,
-            source=record.source,
+            source=record.source[:_TEXT_CHARS_KEPT],
             verdict=verdict,
             reason=reason,
             run_id=run_id,

@@ -183,7 +183,7 @@ class Action(msgspec.Struct, frozen=True, gc=False, kw_only=True, array_like=Tru
     result_bytes: int = 0
     """Size of the result, also where it was too large to be kept here."""
     repeats_doubt: bool = False
-    """Asked again by `repeat` while it was in doubt: without a permit it is in doubt still."""
+    """Asked again by `repeat` while it was in doubt: it is so still unless the repeat ends `ok` or `error`."""
 
 
 class Branch(msgspec.Struct, frozen=True, gc=False, kw_only=True, array_like=True):

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from onepen.processors.actions import ends_permit
+from onepen.processors.approvals import meant
 from onepen.processors.session import Action, forgotten
 from onepen.processors.state_keys import pair
 from onepen.processors.turn import Turn
@@ -30,11 +32,17 @@ def means_doubt(record: Input) -> bool:
 
 def by_answer(turn: Turn, record: Input) -> tuple[Reason, dict[str, Any] | None] | None:
     """Settle the action an answer names, or say why not."""
-    found = [
-        (name, action)
-        for name, action in turn.session.actions.items()
-        if action.key == record.action_key and record.action_name in (None, action.name) and _after_run(turn, action)
-    ]
+    found = meant(
+        (
+            (name, action)
+            for name, action in turn.session.actions.items()
+            if action.key == record.action_key
+            and record.action_name in (None, action.name)
+            and _after_run(turn, action)
+        ),
+        lambda _, action: action.args_digest == record.args_digest,
+        lambda _, action: action.state == ActionState.IN_DOUBT,
+    )
     if len(found) != 1:
         return Reason.UNKNOWN_APPROVAL, None
     name, action = found[0]
@@ -53,7 +61,8 @@ def _after_run(turn: Turn, action: Action) -> bool:
 
 
 def by_evidence(turn: Turn, report: Report) -> None:
-    """A refused report of the generation that held the permit tells how its action ended, after the run."""
+    """A refused report of the generation that held the permit tells how its action ended, after the run. That a repeat
+    was not performed tells nothing about the attempt it repeats."""
     for event in report.events:
         if event.type != ev.ACTION_FINISHED:
             continue
@@ -69,6 +78,8 @@ def by_evidence(turn: Turn, report: Report) -> None:
             and status in OUTCOMES
             and action.state == ActionState.IN_DOUBT
             and (action.run_id, action.generation) == (report.run_id, report.generation)
+            and ends_permit(payload, action)
+            and not (action.repeats_doubt and status == ActionState.NOT_PERFORMED)
             and _after_run(turn, action)
         ):
             _settle(turn, name, action, status, {"workerId": report.worker_id})

@@ -15,11 +15,13 @@ from onepen.processors import clock
 from onepen.processors.session import Call, forgotten
 from onepen.processors.turn import Turn
 from onepen.schemas import events as ev
-from onepen.schemas.ids import id_ok
+from onepen.schemas.ids import INT64_MAX, id_ok
 from onepen.schemas.inputs import JSON, TEXT, Content, Input, Parent
 from onepen.schemas.limits import (
+    DURATION_MS_MAX,
     OPEN_BRANCHES_MAX,
     OPEN_CHILDREN_MAX,
+    RECORD_BYTES_MAX,
     SUBTASK_DEPTH_MAX,
     URI_CHARS_MAX,
 )
@@ -39,7 +41,7 @@ def started(turn: Turn, payload: Payload, raw: bytes, no: int) -> Reason | None:
     timeout_ms = payload.get("timeoutMs")
     if content is None or not (id_ok(payload.get("callId")) and id_ok(payload.get("sessionId"))):
         return Reason.INVALID
-    if timeout_ms is not None and (type(timeout_ms) is not int or timeout_ms < 1):
+    if timeout_ms is not None and not (type(timeout_ms) is int and 1 <= timeout_ms <= DURATION_MS_MAX):
         return Reason.INVALID
     call = turn.session.calls.get(payload["callId"])
     digest = _digest(payload)
@@ -59,13 +61,14 @@ def _content(payload: Payload) -> Content | None:
         value = payload.get("content")
         if isinstance(value, str):
             return Content(media_type=TEXT, data=value.encode())
-        return None if value is None else Content(media_type=JSON, data=canonical(value))
+        data = b"" if value is None else canonical(value)  # numbers may be longer there than in the report
+        return Content(media_type=JSON, data=data) if 1 <= len(data) <= RECORD_BYTES_MAX else None
     if not isinstance(pointer, dict):
         return None
     uri, digest, size = (pointer.get(name) for name in ("uri", "digest", "sizeBytes"))
     if not (isinstance(uri, str) and 1 <= len(uri) <= URI_CHARS_MAX and isinstance(digest, str)):
         return None
-    if len(digest) > 128 or type(size) is not int or size < 0:
+    if len(digest) > 128 or type(size) is not int or not 0 <= size <= INT64_MAX:
         return None
     return Content(media_type=str(payload.get("mediaType", TEXT))[:128], uri=uri, digest=digest, size_bytes=size)
 
@@ -145,6 +148,7 @@ def _lifetime_ms(turn: Turn) -> int:
     for a child, so two runs whose children are queued behind each other would wait for ever."""
     policy, run = turn.run_policy, turn.run
     run_ms = max(policy.run_timeout_ms, run.timeout_at_ms - run.started_ms)
+    run_ms = min(run_ms, DURATION_MS_MAX)
     return min(run_ms, policy.queued_ttl_ms or run_ms)
 
 

@@ -19,12 +19,11 @@ from onepen.schemas import codec, strict_json
 from onepen.schemas.errors import Invalid
 from onepen.schemas.ids import INT64_MAX, INT64_MIN, check_id
 from onepen.schemas.inputs import JSON, OPAQUE, TEXT, Content, Input
-from onepen.schemas.limits import DAY_MS, RECORD_BYTES_MAX
+from onepen.schemas.limits import DURATION_MS_MAX, RECORD_BYTES_MAX
 
 SOURCE_CHARS_MAX: Final = 128
 REASON_CHARS_MAX: Final = 1024
 URI_CHARS_MAX: Final = 2048
-DURATION_MS_MAX: Final = 30 * DAY_MS
 DEFAULT_SOURCE: Final = "sdk"
 
 _SHA256 = re.compile(r"(sha256:)?[0-9a-f]{64}")

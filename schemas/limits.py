@@ -15,6 +15,8 @@ EVENT_BYTES_MAX = 768 * KIB
 """Largest encoded event or view: a record's content plus what the processor adds. Topics take 1 MiB."""
 
 JSON_DEPTH_MAX = 64
+DURATION_MS_MAX = 30 * DAY_MS
+"""Longest lifetime or time-out that an input or a policy may ask for."""
 
 ISSUED_AT_PAST_MS = DAY_MS
 ISSUED_AT_FUTURE_MS = 3600 * 1000

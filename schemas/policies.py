@@ -11,7 +11,7 @@ import msgspec
 
 from onepen.schemas.errors import Invalid
 from onepen.schemas.ids import check_int64
-from onepen.schemas.limits import DAY_MS, PENDING_MAX
+from onepen.schemas.limits import DAY_MS, DURATION_MS_MAX, PENDING_MAX
 from onepen.schemas.statuses import OnBusy, Recovery
 
 
@@ -62,9 +62,9 @@ _BOUNDS: dict[str, tuple[int, int]] = {
     "lease_ms": (300, 600_000),
     "renew_ms": (100, 200_000),
     "permit_ms": (100, 600_000),
-    "run_timeout_ms": (100, 30 * DAY_MS),
+    "run_timeout_ms": (100, DURATION_MS_MAX),
     "cancel_ms": (200, 600_000),
-    "approval_ms": (100, 30 * DAY_MS),
+    "approval_ms": (100, DURATION_MS_MAX),
     "max_attempts": (1, 100),
     "pending_max": (0, PENDING_MAX),
     "compaction_ms": (100, DAY_MS),
@@ -83,7 +83,7 @@ def parse_policy(body: bytes, version: int) -> Policy:
     for name, (low, high) in _BOUNDS.items():
         if not low <= getattr(policy, name) <= high:
             raise Invalid(f"policy: {name} must lie between {low} and {high}", field=name)
-    if policy.queued_ttl_ms is not None and not 1 <= policy.queued_ttl_ms <= 30 * DAY_MS:
+    if policy.queued_ttl_ms is not None and not 1 <= policy.queued_ttl_ms <= DURATION_MS_MAX:
         raise Invalid("policy: queued_ttl_ms must lie between 1 and 30 days", field="queued_ttl_ms")
     _check_relations(policy)
     return policy

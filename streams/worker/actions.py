@@ -83,6 +83,7 @@ class Actions:
         self._history = history
         self._held = calls.held
         self._ordinals: Counter[str] = Counter()
+        self._open: set[tuple[str, str]] = set()
 
     def ask(
         self,
@@ -113,7 +114,18 @@ class Actions:
         )
 
     async def act(self, asked: Asked) -> Any:
-        """Ask until the action is permitted, perform it, report its end; or the recorded result, or why not."""
+        """Ask until the action is permitted, perform it, report its end; or the recorded result, or why not.
+
+        One call of a key at a time: a second one could not tell its own permit from that of the first."""
+        if (asked.name, asked.key) in self._open:
+            raise _refused(asked, Reason.IN_FLIGHT)
+        self._open.add((asked.name, asked.key))
+        try:
+            return await self._act(asked)
+        finally:
+            self._open.discard((asked.name, asked.key))
+
+    async def _act(self, asked: Asked) -> Any:
         missed = 0
         while missed < PERMITS_MAX:
             await self._calls.gate()
@@ -132,7 +144,7 @@ class Actions:
                     begun = self._held.look(lambda m, now, t=ticket: self._begin(m, now, asked, t))  # type: ignore[misc]
                     if begun is not None:
                         return await self._perform(asked, begun)
-                    self._not_begun(asked)
+                    self._not_begun(asked, ticket)
             missed += 1
         raise _refused(asked, "permit_expired")
 
@@ -160,13 +172,14 @@ class Actions:
             found: ActionView | str | None = await self._held.until(decision)
         except asyncio.CancelledError:
             if self._held.look(lambda m, _: _may_be_permitted(m, asked, ticket)):
-                self._not_begun(asked)
+                self._not_begun(asked, ticket)
             raise
         assert found is not None
         return found
 
-    def _not_begun(self, asked: Asked) -> None:
-        self._held.report(ev.ACTION_FINISHED, {**asked.naming(), "status": "not_performed"})
+    def _not_begun(self, asked: Asked, ticket: Ticket) -> None:
+        of_request = {"reportNo": ticket.no} if ticket.no else {}  # still queued: it goes before this, unnumbered yet
+        self._held.report(ev.ACTION_FINISHED, {**asked.naming(), **of_request, "status": "not_performed"})
 
     async def _wait_for_renewal(self) -> None:
         # The request reached the log after the lease: ask again when a renewal has been answered.

@@ -15,9 +15,10 @@ from typing import Any
 from onepen.schemas import events as ev
 from onepen.schemas.errors import Invalid
 from onepen.schemas.ids import check_id
-from onepen.schemas.limits import PROGRESS_RENEWALS_MAX
+from onepen.schemas.limits import LISTED_MAX, PROGRESS_RENEWALS_MAX
+from onepen.schemas.statuses import BranchKind, Reason
 from onepen.streams.worker.cancel_token import CancelToken, thread_of, to_its_end
-from onepen.streams.worker.machine import Machine, Now
+from onepen.streams.worker.machine import ACCEPTED, Machine, Now, Ticket
 from onepen.streams.worker.payloads import error_of, kept
 from onepen.streams.worker.session import HeldRun
 
@@ -31,6 +32,7 @@ class OpenCalls:
         self._tasks: dict[int, asyncio.Task[Any] | None] = {}
         self._waiting: set[int] = set()
         self._count = 0
+        self._starts: list[tuple[Ticket, dict[str, str]]] = []
         self._none_open = asyncio.Event()
         self._none_open.set()
 
@@ -62,6 +64,19 @@ class OpenCalls:
             self._settle()
             if not self._tasks:
                 self._none_open.set()
+
+    def start(self, kind: str, payload: dict[str, Any], branch: BranchKind, branch_id: str, name: str = "") -> None:
+        """Report the start of what begins now, without waiting for the log's answer."""
+        self._starts = [started for started in self._starts if started[0].fate != ACCEPTED]
+        naming = {"branch": branch.value, "id": branch_id, "name": name}
+        self._starts.append((self.held.report(kind, payload), naming))
+
+    def begun_in_vain(self) -> list[dict[str, str]]:
+        """What was begun although the run was being cancelled, so that the log has no start of it (protocol section 7):
+        what it refused for that, and, once the cancel is known, what it has not decided."""
+        cancelling = self.held.look(lambda m, _: m.cancelling)
+        unheard = (Reason.RUN_CANCELLING, None) if cancelling else (Reason.RUN_CANCELLING,)
+        return [naming for ticket, naming in self._starts if ticket.fate in unheard][:LISTED_MAX]
 
     def wait(self, number: int, waits: bool) -> None:
         """Note that an open call only waits for a person or a child (or no longer)."""
@@ -110,7 +125,8 @@ class ModelRequest:
         turn_id = self._turn_id or f"turn-{generation}-{number}"
         self._turn = ModelTurn(check_id(turn_id, "turn_id"))
         try:
-            self._calls.held.report(ev.MODEL_STARTED, {**self._members, "turnId": turn_id})
+            members = {**self._members, "turnId": turn_id}
+            self._calls.start(ev.MODEL_STARTED, members, BranchKind.MODEL_REQUEST, turn_id)
         except BaseException:
             self._open.__exit__(None, None, None)
             raise
@@ -148,7 +164,8 @@ async def call_tool(
     with calls.open() as number:
         call_id = call_id or f"call-{calls.held.offer.generation}-{number}"
         naming = {"toolCallId": check_id(call_id, "call_id"), "toolName": name}
-        calls.held.report(ev.TOOL_STARTED, {**naming, **limit, **kept("arguments", arguments)[1]})
+        members = {**naming, **limit, **kept("arguments", arguments)[1]}
+        calls.start(ev.TOOL_STARTED, members, BranchKind.TOOL, call_id, name)
         end: dict[str, Any] = {**naming, "status": "unknown"}
         try:
             raw, cancelled = await run_call(function, **arguments)

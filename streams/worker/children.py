@@ -15,10 +15,11 @@ from typing import Any, Final
 import orjson
 
 from onepen.schemas import events as ev
-from onepen.schemas.edge import DURATION_MS_MAX, Pointer, to_content
+from onepen.schemas.edge import Pointer, to_content
 from onepen.schemas.errors import Invalid
 from onepen.schemas.ids import check_id
 from onepen.schemas.inputs import JSON, TEXT
+from onepen.schemas.limits import DURATION_MS_MAX
 from onepen.schemas.statuses import Disposition, Reason, RunStatus
 from onepen.schemas.views import SubtaskView
 from onepen.streams.worker.calls import OpenCalls

@@ -52,7 +52,7 @@ class Execution:
             outcome = await self._outcome()
             await self._context._calls.close()
             if self.held.ended is None:
-                await self._finish(outcome)
+                await self._finish(self._with_begun(outcome))
         except Exception:
             log.exception("run %s of this worker failed inside the SDK", self.held.offer.run_id)
 
@@ -113,6 +113,10 @@ class Execution:
                 return None
             return _failed(error)
         return {"terminalStatus": RunStatus.COMPLETED.value, **kept("output", body.result())[1]}
+
+    def _with_begun(self, members: dict[str, Any] | None) -> dict[str, Any] | None:
+        begun = self._context._calls.begun_in_vain()
+        return members | {"begun": begun} if members is not None and begun else members
 
     async def _finish(self, members: dict[str, Any] | None) -> None:
         if members is None:

@@ -243,9 +243,12 @@ def _action_requested(session: Any, run: Facts, payload: Facts) -> str | None:
 
 
 def _other_doubts(session: Any, run: Facts, payload: Facts) -> bool:
-    """Whether another key of that name is in doubt in this lineage: no key but the doubted ones is permitted then."""
+    """Whether another key of that name is in doubt in this lineage, or repeats a doubt and has not ended: no key but
+    the doubted ones is permitted then."""
     return any(
-        key["state"] == "in_doubt" and key["lineage"] == run["lineage"] and key["key"] != payload["actionKey"]
+        (key["state"] == "in_doubt" or (key["was_in_doubt"] and key["state"] in OPEN_STATES))
+        and key["lineage"] == run["lineage"]
+        and key["key"] != payload["actionKey"]
         for key in session.keys.values()
         if key["name"] == payload["name"]
     )
@@ -278,7 +281,7 @@ def _permit(session: Any, run: Facts, key: Facts) -> str | None:
     deadline = min(session.now + run["policy"]["permitMs"], run["lease_ends"], run_ends)
     if deadline <= session.now:
         return "lease_expired"
-    key.update(state="permitted", deadline=deadline, generation=run["generation"])
+    key.update(state="permitted", deadline=deadline, generation=run["generation"], report=run["report_no"])
     session.told["permitted"].append((key["name"], key["key"], deadline))
     return None
 
@@ -292,8 +295,11 @@ def late_evidence(session: Any, record: Report) -> None:
         if event.type != "action.finished" or key is None or key["state"] != "in_doubt":
             continue
         named = (session.numbers.get(record.run_id), record.generation)
+        told = payload.get("reportNo", key["report"]) == key["report"]
+        if key["was_in_doubt"] and payload["status"] == "not_performed":
+            continue
         if named == (key["run"], key["generation"]) and (run is None or run["no"] != key["run"]) and \
-                remembered(session, key):  # fmt: skip
+                remembered(session, key) and told:  # fmt: skip
             key["state"] = payload["status"]
 
 
@@ -301,5 +307,8 @@ def _action_finished(session: Any, run: Facts, payload: Facts) -> str | None:
     key = session.keys.get((payload["name"], payload["actionKey"]))
     if key is None or key["run"] != run["no"] or key["state"] != "permitted":
         return "not_open"
-    key["state"] = payload["status"]
+    if payload.get("reportNo", key["report"]) != key["report"]:
+        return "not_open"
+    # What was in doubt before a repeat is so still when only the repeat was not performed.
+    key["state"] = "in_doubt" if key["was_in_doubt"] and payload["status"] == "not_performed" else payload["status"]
     return None

@@ -362,7 +362,9 @@ class World:
                 return "msg"
             case _:
                 name, _, key = branch.id.partition("/")
-                return f"act-{key}:{self.one_of(('ok', 'error', 'not_performed'))},name={name}"
+                action = self.stage.session.actions.get(branch.id)
+                request = self.one_of(("", "", f",no={action.report_no if action else 1}", ",no=1"))
+                return f"act-{key}:{self.one_of(('ok', 'error', 'not_performed'))},name={name}{request}"
 
     def nonsense(self) -> None:
         """The holder reports what no worker should."""

@@ -14,8 +14,12 @@ from random import Random
 from onepen.processors.decide import Command, Decision
 from onepen.schemas.inputs import Input
 from onepen.schemas.notices import Notice
+from onepen.schemas.statuses import BranchKind
+from onepen.schemas.worker_records import Report
 from tests.property.world import Finished, World
+from tests.unit.processors.stage import report_event
 
+OTHERS_END = (BranchKind.APPROVAL, BranchKind.SUBTASK)
 SESSIONS = ("alpha", "beta", "gamma", "delta")
 
 
@@ -31,8 +35,18 @@ class Member(World):
         return (
             self.client, self.holder, self.holder, self.holder, self.holder, self.holder, self.holder, self.person,
             self.time, self.stranger, self.abort, self.repeat, self.retry, self.rarely, self.family.deliver,
-            self.family.deliver, self.family.deliver,
+            self.family.deliver, self.family.deliver, self.completes,
         )  # fmt: skip
+
+    def completes(self) -> None:
+        """The holder ends what it has open, and the run: of a child always, of others sometimes."""
+        run = self.stage.session.head.run
+        if run is None or not run.owner or (run.parent is None and self.one_of((True, True, True, False))):
+            return
+        open_now = [branch for _, branch in self.stage.session.branches.items() if branch.kind not in OTHERS_END]
+        words = [*(self.end_of(branch) for branch in open_now), "done:completed"]
+        events = tuple(report_event(word) for word in words)
+        self.step(Report(**self.head(run.owner, run.generation), no=run.report_no + 1, events=events))
 
     def step(self, command: Command) -> Decision:
         decision = super().step(command)

@@ -9,7 +9,7 @@ from onepen.processors import ending, subtasks
 from tests.simulation.families import Family
 
 FIRST_SEED = int(os.environ.get("ONEPEN_TEST_SEED", "1"))
-FAMILIES = int(os.environ.get("ONEPEN_TEST_FAMILIES", "24"))
+FAMILIES = int(os.environ.get("ONEPEN_TEST_FAMILIES", "48"))
 SOMETIMES = (
     "delivered Input", "delivered Notice", "subtask.started", "worker:cycle", "worker:key_conflict",
     "worker:already_ended", "run.released", "+subtask.finished(a,detached)", "+subtask.finished(a,aborted)",

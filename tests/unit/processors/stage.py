@@ -465,7 +465,8 @@ _VERBS: dict[str, Callable[[Stage, str, list[str], dict[str, str]], list[str]]] 
 def report_event(text: str) -> ReportEvent:
     """`model+t1`, `model-t1:ok`, `tool+c1,limit=90`, `tool-c1:ok`, `act+k1,approval`, `act-k1:ok`, `sub+c1,to=child`,
     `compact+z1`, `compact-z1:ok`, `applied:s1`, `done:failed`, `msg`, `x.note`.
-    An action's further members: name=, digest=, resolution=; words alone are flags."""
+    An action's further members: name=, digest=, resolution=, of its end no= (the permitted request); words alone are
+    flags."""
     for sign, make in (("+", _start), ("-", _end)):
         head, found, rest = text.partition(sign)
         if found and head in ("model", "tool", "act", "sub", "compact"):
@@ -519,8 +520,10 @@ def _end(head: str, rest: str) -> ReportEvent:
             return event_of("run.compaction_failed", compactionId=name, reason=status)
         pointer = {"uri": "s3://b/checkpoint", "digest": "ab" * 32, "bytes": 10, "throughSeq": 1}
         return event_of("run.compaction_finished", compactionId=name, checkpoint=pointer)
-    status, _, kind = status.partition(",name=")
-    return event_of("action.finished", actionKey=name, name=kind or "mail", status=status)
+    status, *more = status.split(",")
+    given = dict(word.partition("=")[::2] for word in more)
+    of_request = {"reportNo": int(given["no"])} if "no" in given else {}
+    return event_of("action.finished", actionKey=name, name=given.get("name", "mail"), status=status, **of_request)
 
 
 def run_lines(stage: Stage, lines: Iterable[tuple[int, str, list[str], bool]]) -> None:

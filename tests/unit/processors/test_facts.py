@@ -242,6 +242,13 @@ def test_lists_of_a_terminal_event_end_at_a_hundred_and_count_on() -> None:
     assert (len(end["stopped"]), end["stoppedCount"]) == (100, 100)
 
 
+def test_an_action_takes_one_of_the_hundred_branches_and_its_approval_another() -> None:
+    stage = play("prompt p1", "claim w1", "report w1 1 " + " ".join(f"tool+c{n}" for n in range(99)))
+    assert stage.do("report w1 2 act+k1,approval") == ["worker:too_many_branches", "view:running"]
+    assert "+action.permitted(k1)" in stage.do("report w1 3 act+k1")
+    assert stage.do("report w1 4 act+k2") == ["worker:too_many_branches", "view:running"]
+
+
 @pytest.mark.parametrize("name", ["forced", "inDoubt", "voided", "workOutcome", "queued"])
 def test_a_worker_cannot_claim_what_only_the_processor_states(name: str) -> None:
     stage = play("prompt p1", "claim w1")

@@ -135,3 +135,14 @@ def test_the_head_stays_bounded_with_the_longest_ids() -> None:
     assert len(stage.session.head.pending) == 20
     assert invariants.broken(stage.session) == []
     assert len(encode_body(stage.session.head)) > 40_000, "the test comes near what is possible"
+
+
+def test_what_an_invalid_input_says_is_remembered_in_short() -> None:
+    stage = Stage()
+    stage.decide(stage.input("prompt", "i1", source="x" * 200_000))
+    stage.decide(stage.input("m" * 200_000, "i2"))
+    for input_id in ("i1", "i2"):
+        remembered = stage.session.ids.get(input_id)
+        assert remembered is not None
+        assert remembered.verdict == "refused"
+        assert len(encode_body(remembered)) < 500

@@ -190,7 +190,7 @@ def test_b20_a_cancel_between_request_and_effect_performs_nothing_and_leaves_no_
     bench = played(scene)
     assert "action.permitted" in bench.types()
     assert bench.named("action.finished") == [
-        {"actionKey": f"{RUN}:send:1", "name": "send", "status": "not_performed"},
+        {"actionKey": f"{RUN}:send:1", "name": "send", "reportNo": 1, "status": "not_performed"},
     ]
     end = bench.end()
     assert (end["terminalStatus"], end["forced"], end["inDoubt"]) == ("cancelled", False, [])
@@ -236,6 +236,71 @@ def test_a_cancel_reaches_a_tool_in_a_thread_and_waits_for_it() -> None:
     assert seen == ["enough"]
     assert [(e["status"], e["result"]) for e in bench.named("tool.finished")] == [("cancelled", "half")]
     assert [(s["branch"], s["status"]) for s in bench.end()["stopped"]] == [("tool", "cancelled")]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["refused", "undecided"])
+def test_what_began_behind_the_cancel_is_stopped_and_named_in_the_final_report(known: bool) -> None:
+    """Protocol section 7: such a start is refused. The worker knows that it was, or only that the run is cancelled."""
+
+    async def scene(bench: Bench) -> None:
+        async def tool() -> None:
+            await asyncio.sleep(60)
+
+        async def body(ctx: RunContext) -> None:
+            await until(lambda: bench.hold)
+            async with ctx.model_request(turn_id="t1"):
+                await ctx.tool_call("deploy", tool, {}, call_id="c1")
+
+        bench.ask(content="go")
+        running = bench.take(body, optimistic=False)
+        await until(lambda: running.held.machine.granted)
+        bench.hold = True
+        await until(
+            lambda: any(b"toolCallId" in e.payload for r in bench.waiting if isinstance(r, Report) for e in r.events)
+        )
+        bench.ask("abort", target_kind="active")  # before the starts in the log
+        if not known:
+            await until(lambda: any(_is_end(r) for r in bench.waiting))
+        bench.let_go()
+        await running.over()
+
+    end = played(scene).end()
+    assert end["stopped"] == []
+    assert end["workOutcome"]["begun"] == [
+        {"branch": "model_request", "id": "t1", "name": ""},
+        {"branch": "tool", "id": "c1", "name": "deploy"},
+    ]
+
+
+def _is_end(record: object) -> bool:
+    return isinstance(record, Report) and any(event.type == "run.finished" for event in record.events)
+
+
+def test_a_second_call_of_a_key_neither_begins_nor_ends_the_first() -> None:
+    effects: list[str] = []
+
+    async def scene(bench: Bench) -> None:
+        finish = asyncio.Event()
+
+        async def perform(args: Any, permit: ActionPermit) -> str:
+            effects.append(permit.key)
+            await finish.wait()
+            return "sent"
+
+        async def body(ctx: RunContext) -> Any:
+            first = asyncio.create_task(ctx.action("send", {}, perform=perform, key="k1"))
+            await until(lambda: bool(effects))
+            with pytest.raises(ActionRefused, match="in_flight"):
+                await ctx.action("send", {}, perform=perform, key="k1")
+            finish.set()
+            return await first, await ctx.action("send", {}, perform=perform, key="k1")
+
+        bench.ask(content="go")
+        await bench.take(body).over()
+
+    bench = played(scene)
+    assert bench.end()["output"] == ["sent", "sent"], "afterwards it is the recorded result"
+    assert effects == ["k1"]
 
 
 def test_b15_what_the_body_left_open_is_ended_before_the_final_report() -> None:
