@@ -42,7 +42,8 @@ def requested(turn: Turn, payload: Payload, raw: bytes, no: int) -> Reason | Non
         case ActionState.WAITING:
             return None
         case ActionState.APPROVED:
-            return _name_in_doubt(turn, action, payload) or _permit(turn, payload, no)
+            blocked = None if action.repeats_doubt else _name_in_doubt(turn, action, payload)
+            return blocked or _permit(turn, payload, no)
         case ActionState.PERMITTED:
             return Reason.IN_FLIGHT
         case ActionState.IN_DOUBT:

@@ -9,15 +9,17 @@ Rule 2: partition by partition. A session lives on one partition, so memory is b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
-from onepen.processors.state_keys import PARTITION_KEY
+from onepen.processors.rules import Keys, Rules
+from onepen.processors.state_keys import PARTITION_KEY, policy_of
 from onepen.schemas import codec
 from onepen.schemas.errors import Poison
 from onepen.schemas.events import Event
+from onepen.schemas.policies import Policy
 from onepen.schemas.receipts import Receipt
 from onepen.sinks.postgres_audit import AuditSnapshot
 from onepen.streams.audit.attribution import unattributable
@@ -42,6 +44,7 @@ from onepen.streams.verifying import dead_offset
 __all__ = ["Audit", "audit"]
 
 LISTED_MAX: Final = 1_000
+NEVER_MS: Final = 2**63 - 1
 Progress = Callable[[int, int, int], None]
 
 
@@ -116,6 +119,8 @@ def _with_tables(settings: Settings, snapshot: AuditSnapshot, evidence: Evidence
         dead=evidence.dead,
         decided=evidence.decided,
         kept_from=evidence.kept_from,
+        policies=evidence.policies,
+        dead_from_ms=evidence.dead_from_ms,
     )
 
 
@@ -148,10 +153,10 @@ class _Reader:
         """Everything of one partition of inputs, events and receipts. The order of reading matters, see Rule 1."""
         receipts = [self._receipt(raw) for raw in self._read(self._receipts, partition)]
         until = self._mark(partition)
-        trail = self._state_trail(partition)
+        trail, policies = self._state_trail(partition)
         events = self._read_events(partition, until, trail)
         first = self._inputs.ends(partition)[0]
-        dead = self._dead_offsets(partition)
+        dead, dead_from_ms = self._dead_offsets(partition)
         inputs, unreadable = self._read_inputs(partition)
         found = Evidence(
             events=events,
@@ -162,6 +167,8 @@ class _Reader:
             dead=frozenset((partition, offset) for offset in dead),
             decided=self._decided,
             kept_from={partition: first},
+            policies=policies,
+            dead_from_ms=dead_from_ms,
         )
         self._families.take(found, live=until != self._decided[partition])
         return found
@@ -204,17 +211,20 @@ class _Reader:
         where = f"{topic} {raw.partition}:{raw.offset}"
         self._transactions.violations.append(Violation("transactions", where, f"cannot be read: {poison}"))
 
-    def _state_trail(self, partition: int) -> StateTrail:
-        trail = StateTrail(partition)
+    def _state_trail(self, partition: int) -> tuple[StateTrail, Mapping[tuple[int, int], Policy]]:
+        """What each transaction decided, and the policies that the partition has taken."""
+        trail, policies = StateTrail(partition), dict[bytes, bytes]()
         self._trails.append(trail)
         for raw in self._read(self._state, partition):
             place = Place(self._state.topic, partition, raw.offset, raw.at_ms)
             mark = decode_mark(raw.value or b"", partition) if raw.key == PARTITION_KEY else None
+            if raw.value and policy_of(raw.key or b"") is not None:
+                policies[raw.key or b""] = raw.value
             stamp = stamp_of(raw.headers)
             trail.take(place, None if mark is None else mark.next_input_offset, stamp)
             if mark is not None and stamp is not None and mark.next_input_offset <= self._decided[partition]:
                 self._transactions.settle(stamp.transaction)
-        return trail
+        return trail, Rules.start(Keys("", b"")).restored(policies).versions
 
     def _read_events(self, partition: int, until: int, trail: StateTrail) -> list[LoggedEvent]:
         found = []
@@ -233,10 +243,14 @@ class _Reader:
             found.append(LoggedEvent(partition, raw.offset, raw.value or b"", event))
         return found
 
-    def _dead_offsets(self, partition: int) -> set[int]:
-        topic = self._inputs.topic
-        letters = self._read(self._dead, partition % self._dead.partitions(), whole=True)
-        return {offset for raw in letters if (offset := dead_offset(raw, topic, partition)) is not None}
+    def _dead_offsets(self, partition: int) -> tuple[set[int], int]:
+        """Inputs of the partition that have a dead letter, and since when no letter is missing."""
+        topic, where = self._inputs.topic, partition % self._dead.partitions()
+        letters = list(self._read(self._dead, where, whole=True))
+        found = {offset for raw in letters if (offset := dead_offset(raw, topic, partition)) is not None}
+        if not self._dead.ends(where)[0]:
+            return found, 0
+        return found, letters[0].at_ms if letters else NEVER_MS
 
     def _read_inputs(self, partition: int) -> tuple[list[LoggedInput], list[Unreadable]]:
         inputs: list[LoggedInput] = []
@@ -245,11 +259,11 @@ class _Reader:
             try:
                 record = codec.decode_inputs(raw.value)
             except Poison as poison:
-                unreadable.append(Unreadable(partition, raw.offset, poison.reason))
+                unreadable.append(Unreadable(partition, raw.offset, poison.reason, raw.at_ms))
                 continue
             why = unattributable(record, raw.key, raw.headers, partition, self.partitions)
             if why is None:
                 inputs.append(LoggedInput(partition, raw.offset, raw.at_ms, record))
             else:
-                unreadable.append(Unreadable(partition, raw.offset, why))
+                unreadable.append(Unreadable(partition, raw.offset, why, raw.at_ms))
         return inputs, unreadable

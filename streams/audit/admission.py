@@ -45,11 +45,13 @@ def conserved(evidence: Evidence) -> list[Violation]:
         receipts: list[LoggedReceipt] = about.pop(logged.position, [])
         verdicts = [r for r in receipts if r.receipt.verdict is not None]
         dispositions = [r for r in receipts if r.receipt.disposition is not None]
-        if len(verdicts) > 1 or (not verdicts and evidence.whole(logged.position)):
+        # Without a verdict it has a dead letter, which is kept for a while only.
+        missing = not verdicts and evidence.whole(logged.position) and logged.at_ms >= evidence.dead_from_ms
+        if len(verdicts) > 1 or missing:
             found.append(Violation("conservation", str(logged), f"{len(verdicts)} verdicts"))
         if len(dispositions) > 1:
             found.append(Violation("conservation", str(logged), f"{len(dispositions)} final dispositions"))
-        if not dispositions and evidence.whole(logged.position):
+        if not dispositions and evidence.whole(logged.position) and (verdicts or missing):
             found += _undisposed(evidence, logged, verdicts, (record.tenant_id, record.session_id) in active)
         for one in receipts:
             if one.receipt.input_id != record.input_id:
@@ -89,7 +91,7 @@ def unreadable_set_aside(evidence: Evidence) -> list[Violation]:
     return [
         Violation("conservation", str(one), "neither decided nor dead-lettered")
         for one in evidence.unreadable
-        if one.position not in evidence.dead and evidence.whole(one.position)
+        if one.position not in evidence.dead and evidence.whole(one.position) and one.at_ms >= evidence.dead_from_ms
     ]
 
 
@@ -98,16 +100,14 @@ def verdicts_follow_rules(evidence: Evidence) -> list[Violation]:
     found = []
     first: dict[tuple[int, str, str], LoggedInput] = {}
     timelines = {session: Timeline(events) for session, events in evidence.by_session.items()}
-    erased: set[SessionKey] = set()
+    erased = _erased_at(evidence)
     for logged, record in evidence.client_inputs:
         verdict = evidence.verdicts.get(logged.position)
         if verdict is None:
             continue
         session = record.tenant_id, record.session_id
         found += _repeated(first, logged, record, verdict)
-        found += _erased(session in erased, verdict)
-        if verdict.receipt.verdict == "erased":
-            erased.add(session)
+        found += _erased(session in erased and erased[session] < logged.offset, verdict)
         timeline = timelines.get(session)
         state = Before(None, False) if timeline is None else timeline.before(logged.offset)
         found += _one_verdict(evidence, logged, record, verdict, state)
@@ -131,6 +131,16 @@ def _repeated(
     if known is None and receipt.reason not in NOT_TAKEN:
         first[identity] = logged
     return []
+
+
+def _erased_at(evidence: Evidence) -> dict[SessionKey, int]:
+    """Session -> offset of the input that erased it; from receipts, which outlive the inputs."""
+    found: dict[SessionKey, int] = {}
+    for one in evidence.verdicts.values():
+        receipt = one.receipt
+        if receipt.verdict == "erased":
+            found.setdefault((receipt.tenant_id, receipt.session_id), receipt.offset)
+    return found
 
 
 def _erased(erased: bool, verdict: LoggedReceipt) -> list[Violation]:

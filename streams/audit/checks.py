@@ -75,6 +75,7 @@ ON_TOPICS: tuple[Check, ...] = (
     Check("queue_in_order", "I13", waiting.queue_in_order, _receipts),
     Check("cancel_is_a_barrier", "I14", effects.cancel_is_a_barrier, _runs),
     Check("permits", "I14", effects.permits, _events),
+    Check("doubts_stand", "I14", effects.doubts_stand, _events),
 )
 
 ON_TABLES: tuple[Check, ...] = (

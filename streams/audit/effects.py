@@ -5,6 +5,8 @@ Joins three books that are kept apart: the events, the records the workers sent,
 
 from __future__ import annotations
 
+import orjson
+
 from onepen.schemas.events import (
     ACTION_FINISHED,
     ACTION_IN_DOUBT,
@@ -26,6 +28,8 @@ from onepen.schemas.worker_records import Claim, Report, WorkerHead
 from onepen.streams.audit.evidence import Effect, Evidence, LoggedEvent, Violation, grouped
 from onepen.streams.audit.history import CLOSES, OPENS, Branch, branch
 
+REPEAT = "repeat"
+RESOLUTIONS = (REPEAT, "reconciled_not_performed")
 MOVES_DEADLINE = (RUN_STARTED, APPROVAL_ANSWERED, APPROVAL_EXPIRED)
 
 
@@ -122,7 +126,8 @@ def refused_records_wrote_nothing(evidence: Evidence) -> list[Violation]:
         if one.receipt.kind != "worker" or (one.receipt.detail and b'"refused"' in one.receipt.detail):
             continue  # of a report judged event by event only the named events were refused
         logged = evidence.input_at.get(one.about)
-        if logged is None or not isinstance(logged.record, WorkerHead):
+        gone = logged is None and not evidence.kept(one.about)
+        if not gone and (logged is None or not isinstance(logged.record, WorkerHead)):
             found.append(Violation("refusals", str(one), "there is no worker record at that position"))
             continue
         for event in evidence.by_cause.get(one.about, []):
@@ -134,7 +139,7 @@ def leases_follow_claims(evidence: Evidence) -> list[Violation]:
     """run.leased follows from the claim of the worker that it names."""
     found = []
     for one in evidence.events:
-        if one.event.type != RUN_LEASED:
+        if one.event.type != RUN_LEASED or not evidence.kept(one.cause):
             continue
         cause = evidence.input_at.get(one.cause)
         claim = cause.record if cause is not None and isinstance(cause.record, Claim) else None
@@ -150,6 +155,64 @@ Key = tuple[int, str, str, str]
 
 def _key(one: LoggedEvent) -> Key:
     return *one.session, str(one.payload.get("name")), str(one.payload.get("actionKey"))
+
+
+def doubts_stand(evidence: Evidence) -> list[Violation]:
+    """An action in doubt is asked for again with a resolution only, and while it stands no other key of its name is
+    permitted in its lineage; it ends by `ok` or `error`, a reconciliation, or (after its run) a receipt."""
+    found = []
+    settled = _settlements(evidence)
+    lineages: dict[str, object] = {}
+    doubts: dict[Key, LoggedEvent] = {}
+    excused: set[Key] = set()  # of several in doubt each may be resolved, or none ever could
+    for one in evidence.events:
+        kind, key = one.event.type, _key(one)
+        if kind == RUN_STARTED:
+            lineages[one.event.run_id] = one.payload.get("lineage")
+        elif kind == ACTION_IN_DOUBT:
+            doubts[key] = one
+        elif kind in (ACTION_REQUESTED, ACTION_PERMITTED):
+            if kind == ACTION_REQUESTED:
+                (excused.add if key in doubts else excused.discard)(key)
+            for other, doubt in list(doubts.items()):
+                if other[:3] != key[:3]:
+                    continue
+                if _settled(settled.get(other, []), doubt, one):
+                    del doubts[other]
+                elif other == key and kind == ACTION_REQUESTED and one.payload.get("resolution") not in RESOLUTIONS:
+                    found.append(Violation("permits", str(one), f"asked for anew, in doubt since {doubt}"))
+                elif other != key and kind == ACTION_PERMITTED and _same(lineages, doubt, one) and key not in excused:
+                    found.append(Violation("permits", str(one), f"permitted beside {doubt}"))
+            if kind == ACTION_REQUESTED and one.payload.get("resolution") != REPEAT:
+                doubts.pop(key, None)
+        elif kind == ACTION_FINISHED and one.payload.get("status") != "not_performed":
+            doubts.pop(key, None)
+        elif kind == ACTION_FINISHED and key in doubts:
+            found.append(Violation("permits", str(one), f"a repeat ended the doubt of {doubts.pop(key)}"))
+    return found
+
+
+def _settlements(evidence: Evidence) -> dict[Key, list[int]]:
+    """Offsets of the inputs that settled an action after its run."""
+    found: dict[Key, list[int]] = {}
+    for one in evidence.receipts:
+        receipt = one.receipt
+        if receipt.kind == "action":
+            told = orjson.loads(receipt.detail or b"{}")
+            key = receipt.tenant_id, receipt.session_id, str(told.get("name")), str(told.get("actionKey"))
+            found.setdefault(key, []).append(receipt.offset)
+    return found
+
+
+def _settled(offsets: list[int], doubt: LoggedEvent, one: LoggedEvent) -> bool:
+    """True when a receipt lies between the two, or the key is forgotten by now."""
+    forgotten = one.event.at_ms - doubt.event.at_ms >= ACTION_KEYS_KEPT_MS and doubt.event.run_id != one.event.run_id
+    return forgotten or any(doubt.event.cause.offset < offset <= one.event.cause.offset for offset in offsets)
+
+
+def _same(lineages: dict[str, object], doubt: LoggedEvent, one: LoggedEvent) -> bool:
+    lineage = lineages.get(one.event.run_id)
+    return lineage is not None and lineage == lineages.get(doubt.event.run_id)
 
 
 def permits(evidence: Evidence) -> list[Violation]:

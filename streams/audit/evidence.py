@@ -129,6 +129,7 @@ class Unreadable:
     partition: int
     offset: int
     reason: str
+    at_ms: int = 0
 
     @property
     def position(self) -> Position:
@@ -158,6 +159,10 @@ class Evidence:
     everything is here. A live system has decided a little more, of which parts may be missing."""
     kept_from: Mapping[int, int] = field(default_factory=dict)
     """Partition -> first offset of the inputs topic that is still kept; missing: all."""
+    policies: Mapping[tuple[int, int], Policy] = field(default_factory=dict)
+    """(tenant, version) -> policies that were taken, as the state topic has them for ever."""
+    dead_from_ms: int = 0
+    """Of records appended before, a dead letter may have been deleted with age."""
 
     def whole(self, position: Position) -> bool:
         """True when everything that follows from the input at this position has been read."""
@@ -169,12 +174,14 @@ class Evidence:
 
     def policy(self, tenant_id: int, position: Position) -> Policy:
         """The tenant's policy in force for an input at this position."""
-        found = DEFAULT_POLICY
-        for offset, policy in self._policies.get((position[0], tenant_id), ()):
-            if offset > position[1]:
-                break
-            found = policy
-        return found
+        known = self._policies.get((position[0], tenant_id), [])
+        before = [policy for offset, policy in known if offset <= position[1]]
+        if before:
+            return before[-1]
+        # The record that put it in force may have been deleted with age.
+        versions = [version for tenant, version in self.policies if tenant == tenant_id]
+        older = [version for version in versions if not known or version < known[0][1].version]
+        return self.policies[tenant_id, max(older)] if older else DEFAULT_POLICY
 
     @cached_property
     def _policies(self) -> dict[tuple[int, int], list[tuple[int, Policy]]]:

@@ -124,7 +124,7 @@ def _ended_by(one: LoggedEvent, cause: LoggedInput | None) -> str | None:
             return "approval"
         case kind if kind == COMPACTION_FAILED and one.payload.get("reason") == "deadline":
             # A worker's own report may use the word too; it is not the end of a deadline.
-            return "compaction" if cause is None or isinstance(cause.record, Timer) else None
+            return "compaction" if cause is not None and isinstance(cause.record, Timer) else None
         case kind if kind == RUN_FINISHED and one.payload.get("forced") is True:
             # The lease's end forces a cancel as well.
             return "cancel" if cause is not None and _is_timer(cause, "cancel") else None

@@ -22,8 +22,12 @@ class _List:
 
     entries: list[Position] = field(default_factory=list)
     front: set[Position] = field(default_factory=set)
+    unsure: set[Position] = field(default_factory=set)
+    """Of these nobody knows any more whether they went in front: their records were deleted with age."""
 
-    def put(self, position: Position, front: bool) -> None:
+    def put(self, position: Position, front: bool | None) -> None:
+        if front is None:
+            self.unsure.add(position)
         if not front:
             self.entries.append(position)
             return
@@ -33,6 +37,7 @@ class _List:
     def take(self, position: Position) -> None:
         self.entries = [one for one in self.entries if one != position]
         self.front.discard(position)
+        self.unsure.discard(position)
 
 
 def _receipts(evidence: Evidence) -> dict[SessionKey, list[LoggedReceipt]]:
@@ -74,19 +79,23 @@ def _walk(
         receipt, violation = one.receipt, None
         if receipt.disposition is not None and receipt.verdict is None:
             begins = (receipt.run_id or "", receipt.input_id) in starts and receipt.disposition == "consumed"
-            if begins and one.about in waiting.entries and waiting.entries[0] != one.about:
+            if begins and not waiting.unsure and one.about in waiting.entries and waiting.entries[0] != one.about:
                 violation = Violation("entry", str(one), f"began a run before the input at {waiting.entries[0]}")
             waiting.take(one.about)
         elif receipt.verdict in ("queued", "steered"):
-            logged = evidence.input_at.get(one.about)
-            front = (
-                receipt.verdict == "queued"
-                and logged is not None
-                and isinstance(logged.record, Input)
-                and in_front(logged.record, evidence.policy(receipt.tenant_id, one.about))
-            )
-            waiting.put(one.about, front)
+            waiting.put(one.about, _front(evidence, one))
         yield violation, len(waiting.entries)
+
+
+def _front(evidence: Evidence, one: LoggedReceipt) -> bool | None:
+    """Whether an input that was queued or steered went in front of the list; None: not known any more."""
+    if one.receipt.verdict != "queued":
+        return False
+    logged = evidence.input_at.get(one.about)
+    if logged is None and not evidence.kept(one.about):
+        return None
+    policy = evidence.policy(one.receipt.tenant_id, one.about)
+    return logged is not None and isinstance(logged.record, Input) and in_front(logged.record, policy)
 
 
 def steers_settled(evidence: Evidence) -> list[Violation]:

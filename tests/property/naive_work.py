@@ -231,7 +231,8 @@ def _action_requested(session: Any, run: Facts, payload: Facts) -> str | None:
     if state == "waiting":
         return None
     if state == "approved":
-        return "in_doubt" if _other_doubts(session, run, payload) else _permit(session, run, key)
+        blocked = not key["was_in_doubt"] and _other_doubts(session, run, payload)
+        return "in_doubt" if blocked else _permit(session, run, key)
     if state == "permitted":
         return "in_flight"
     if state == "in_doubt":

@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 import pytest
 
+from onepen.processors import actions, reports
 from onepen.processors.decide import Command, Moment, decide
 from onepen.processors.rules import Keys, Rules, admit_policy
 from onepen.processors.session import Session
+from onepen.processors.state_keys import pair
 from onepen.processors.timers import due
+from onepen.processors.turn import Turn
 from onepen.schemas.inputs import Content, Input
 from onepen.schemas.policies import Policy, PolicyRecord, policy_body
+from onepen.schemas.statuses import Reason
 from onepen.schemas.worker_records import Claim, Release, Renew, Report, ReportEvent
 from onepen.streams.audit import Evidence, LoggedEvent, LoggedInput, LoggedReceipt
 from onepen.streams.audit.checks import ON_TABLES, ON_TOPICS
+from onepen.streams.audit.effects import doubts_stand
 from onepen.streams.audit.evidence import Tables
 from onepen.streams.audit.families import Families
 from onepen.streams.audit.fold import expected_checkpoints, expected_subtasks
@@ -202,6 +208,11 @@ class Life:
             ("tool.finished", {"toolCallId": small, "toolName": "t", "status": "ok"}),
             ("action.requested", action | {"approval": pick([True, False])}),
             ("action.requested", action | {"resolution": "reconciled_not_performed"}),
+            (
+                "action.requested",
+                action | {"resolution": "repeat", "honoursKeys": True, "approval": pick([True, False])},
+            ),
+            ("action.requested", action | {"honoursKeys": True}),
             ("action.finished", action | {"status": pick(["ok", "error", "not_performed"])}),
             ("run.compaction_started", {"compactionId": small}),
             ("run.compaction_finished", {"compactionId": run.compaction_id or small, "checkpoint": pointer}),
@@ -214,6 +225,12 @@ class Life:
             ("input.applied", {"inputId": pick(steers) if steers else "in-nobody"}),
             ("input.applied", {"inputId": steers[0] if steers else "in-nobody"}),
         ]
+        for _, known in session.actions.items():
+            naming = {"name": known.name, "actionKey": known.key, "argsDigest": "d"}
+            if known.honours_keys and known.state == "in_doubt":
+                kinds += [("action.requested", naming | {"resolution": "repeat", "honoursKeys": True})] * 4
+            elif known.repeats_doubt and known.state == "permitted":
+                kinds += [("action.finished", naming | {"status": pick(["ok", "not_performed"])})] * 4
         if self.random.random() < 0.15:
             kinds = [("run.finished", {"terminalStatus": pick(["completed", "failed"]), "retryable": True})]
         kind, payload = pick(kinds)
@@ -287,6 +304,46 @@ def test_nor_at_any_moment_of_a_live_system(seed: int) -> None:
         )
         found = [f"{check.name}: {one}" for check in ON_TOPICS for one in check.judge(cut)]
         assert found == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nor_where_inputs_were_deleted_with_age(seed: int) -> None:
+    """Inputs are kept for some days, events, receipts and policies for ever."""
+    life = lived(seed)
+    whole = life.evidence()
+    for first in [one.offset for one in life.inputs][:: STEPS // 12]:
+        kept = [one for one in whole.inputs if one.offset >= first]
+        aged = with_changes(whole, inputs=kept, kept_from={0: first}, policies=life.rules.versions)
+        assert violations(aged) == [], first
+
+
+def _ends_the_doubt(turn: Turn, payload: dict[str, Any], raw: bytes, no: int) -> Reason | None:
+    action = turn.session.actions.get(pair(payload["name"], payload["actionKey"]))
+    if action is None or action.state != "permitted" or action.run_id != turn.run.run_id:
+        return Reason.NOT_OPEN
+    turn.emit("action.finished", payload, raw)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("_name_in_doubt", lambda turn, action, payload: None),
+        ("_resolve", lambda turn, action, payload, raw, no: actions._open(turn, payload, raw, no)),
+        ("finished", _ends_the_doubt),
+    ],
+    ids=["beside a doubt", "without a resolution", "by a repeat that was not performed"],
+)
+def test_a_core_that_forgets_doubts_is_found(
+    name: str, instead: Callable[..., Reason | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, name, instead)
+    monkeypatch.setitem(reports._ARMS, "action.finished", actions.finished)
+    for seed in range(400):
+        evidence = lived(seed).evidence()
+        if doubts_stand(evidence):
+            return
+    pytest.fail("in 400 histories nothing was found")
 
 
 def _written_by(life: Life, receipt: LoggedReceipt) -> int:

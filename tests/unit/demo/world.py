@@ -116,6 +116,8 @@ def with_changes(evidence: Evidence, **changes: Any) -> Evidence:
             "unreadable",
             "decided",
             "kept_from",
+            "policies",
+            "dead_from_ms",
         )
     }
     return Evidence(**(fields | changes))
