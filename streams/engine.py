@@ -388,7 +388,7 @@ class Engine(Generic[S]):
 
     def _recover(self) -> None:
         """A slice of reading; partitions whose state is whole begin."""
-        whole, failed = self._recovery.step()
+        whole, failed = self._recovery.step(others_run=bool(self._running))
         for partition, error in failed:
             self._stop_partition(partition, str(error))
         mono_ms = self._mono_ms()

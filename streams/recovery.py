@@ -3,7 +3,7 @@
 Rule: a partition starts only when its own partition record and the group's committed offset agree. The target of the
 read is the high watermark, read with read_committed until the position passes it; the partition stays paused meanwhile
 and the others go on, because one step is at most SLICE_MS long. Standing still behind somebody's open transaction, the
-ids of the last writer are initialised, which ends it; standing still for long fails loudly.
+ids of the last writer are initialised, which ends it; standing still for long is told loudly.
 """
 
 from __future__ import annotations
@@ -137,10 +137,11 @@ class Recovery(Generic[S]):
         self._log.restorer.close(partition)
         return None if reading.archived else reading.store  # what was not checked yet is loaded again
 
-    def step(self) -> tuple[list[PartitionStore[S]], list[tuple[int, Fatal]]]:
+    def step(self, *, others_run: bool = False) -> tuple[list[PartitionStore[S]], list[tuple[int, Fatal]]]:
         """At most about SLICE_MS of reading. Stores that are whole, and partitions that must not start, with reasons.
 
-        Raises `Fatal` when a partition made no progress for NO_PROGRESS_MS.
+        A partition that made no progress for NO_PROGRESS_MS is asked about anew, with an alarm, where `others_run`.
+        Raises `Fatal` otherwise: nothing is lost by leaving the process, and its clients may be what is at fault.
         """
         self.busy = False
         if self._archives is not None:
@@ -157,7 +158,8 @@ class Recovery(Generic[S]):
             if reading.loading is not None:
                 continue
             survey = self._log.restorer.survey(partition)
-            self._watch(partition, reading, survey, now_ms)
+            if self._stands_still(partition, reading, survey, now_ms, others_run):
+                continue
             if survey is None or self._out_of_reach(reading, survey) or reading.store.position < survey.state_end:
                 continue
             try:
@@ -259,7 +261,10 @@ class Recovery(Generic[S]):
             return error
         return None
 
-    def _watch(self, partition: int, reading: _Reading[S], survey: Survey | None, now_ms: float) -> None:
+    def _stands_still(
+        self, partition: int, reading: _Reading[S], survey: Survey | None, now_ms: float, others_run: bool
+    ) -> bool:
+        """True when the reading was begun again because nothing moved for NO_PROGRESS_MS."""
         if survey is not None and not reading.surveyed:
             reading.surveyed = True
             reading.target = survey.state_end
@@ -267,10 +272,16 @@ class Recovery(Generic[S]):
         still_ms = now_ms - reading.moved_ms
         if still_ms >= NO_PROGRESS_MS:
             what = "the committed offset is not stable" if survey is None else f"{survey.state_end} is the target"
-            raise Fatal(
+            why = (
                 f"recovery of partition {partition} made no progress for {NO_PROGRESS_MS // 1000} s at position "
-                f"{reading.store.position} ({what}). Is a foreign transaction open, or a broker away?"
+                f"{reading.store.position} ({what}). Is a broker away, or a transaction open that nobody ends? "
+                "To look: kafka-transactions.sh find-hanging; to mend: kafka-transactions.sh abort"
             )
+            if not others_run:
+                raise Fatal(why)
+            log.error("ALARM recovery_stands_still: %s", why)
+            self._begin_reading(self.cancel(partition) or PartitionStore(partition, self._core))
+            return True
         if still_ms >= STANDS_STILL_MS and (mark := reading.store.mark) is not None:
             known = reading.ended.union(self._log.transactional_ids)
             others = [tid for tid in mark.transactional_ids if tid not in known]
@@ -278,6 +289,7 @@ class Recovery(Generic[S]):
                 reading.ended.update(others)
                 log.info("partition %d stands still; ending what %s left open", partition, others)
                 self._log.restorer.end_transactions_of(others)
+        return False
 
     def _finish(self, reading: _Reading[S], survey: Survey, now_ms: float) -> None:
         store = reading.store

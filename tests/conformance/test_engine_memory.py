@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Iterable
 
 import pytest
 
@@ -332,6 +333,46 @@ def test_a_dead_ones_transaction_is_ended_also_when_its_name_was_not_known_at_fi
         world.mono_s += 0.2
         node.turns(1)
     assert events(world) == [b"s 1 0", b"s 2 1"]
+
+
+def hanging(world: MemoryWorld, partitions: Iterable[int]) -> int:
+    """A transaction of somebody else stays open on the state of these partitions; its epoch."""
+    epoch = world.broker.initialise("foreign")
+    for partition in partitions:
+        world.broker.write("foreign", epoch, Output(world.topics.state, partition, b"never", b"x"))
+    return epoch
+
+
+def pass_seconds(world: MemoryWorld, node: Node, seconds: int) -> None:
+    for _ in range(2 * seconds):
+        world.mono_s += 0.5
+        node.turns(1)
+
+
+def test_a_hanging_transaction_stops_its_partition_and_no_other(
+    world: MemoryWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    epoch = hanging(world, [1])
+    node = Node(world)
+    for partition in (0, 1):
+        send(world, 1, partition=partition)
+    pass_seconds(world, node, 100)
+    send(world, 1)
+    node.turns()
+    assert (events(world), events(world, 1)) == ([b"s 1 0", b"s 2 1"], [])
+    told = [record for record in caplog.records if "ALARM recovery_stands_still" in record.getMessage()]
+    assert len(told) == 3, "every half minute"
+    assert "kafka-transactions.sh abort" in told[0].getMessage()
+    world.broker.end_transaction("foreign", epoch, commit=False)
+    node.turns(20)
+    assert events(world, 1) == [b"s 1 0"]
+
+
+def test_where_nothing_runs_the_process_is_left(world: MemoryWorld) -> None:
+    hanging(world, range(PARTITIONS))
+    node = Node(world)
+    with pytest.raises(Fatal, match="made no progress for 30 s"):
+        pass_seconds(world, node, 60)
 
 
 def late_end(world: MemoryWorld, *, reads_doubt: bool) -> Node:
