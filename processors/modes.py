@@ -31,8 +31,10 @@ class Treatment(StrEnum):
     CANCEL = "cancelling"
     WIDEN = "the first cancel stands; a wider scope is carried out"
     SETTLE = "settles an action in doubt of an earlier run, else refused"
-    DECIDE = "the first answer decides an approval; later ones are refused, naming it"
-    CANCELLED = "refused cancelled"
+    DECIDE = (
+        "the first answer decides an approval, later ones are refused, naming it; settles a doubt of an earlier run"
+    )
+    CANCELLED = "refused cancelled; settles a doubt of an earlier run"
     ERASE = "erased; an active run is cancelled with its queue"
 
 

@@ -316,9 +316,7 @@ class _Account:
                 )
                 return f"{before} began {run} {where}."
             case "withdrawn":
-                by = [o for o in self._facts.inputs if isinstance(o.record, Input) and self._withdraws(o.record)]
-                who = f" by input {by[0].record.input_id} at inputs {_at(by[0].position)}" if by else ""  # type: ignore[union-attr]
-                return f"It was withdrawn{who}, before anything used it {where}."
+                return f"It was withdrawn{self._withdrawer()}, before anything used it {where}."
             case "discarded":
                 return f"It was discarded ({receipt.reason}): {REASONS.get(str(receipt.reason), '')} {where}."
             case "expired":
@@ -327,8 +325,17 @@ class _Account:
                 return f"It was done when {run} had ended {where}."
         return f"In the end it was {receipt.disposition} {where}."
 
-    def _withdraws(self, record: Input) -> bool:
-        return record.mode == "abort" and record.target_kind == "input" and record.target_id == self._facts.input_id
+    def _withdrawer(self) -> str:
+        """The abort that took it out: the first behind it that names it and was granted."""
+        granted = {one.about for one in self._facts.receipts if one.receipt.verdict == Verdict.WITHDRAWN}
+        for one in self._facts.inputs:
+            if one.position > self._position and one.position in granted and self._names_it(one):
+                return f" by input {one.record.input_id} at inputs {_at(one.position)}"  # type: ignore[union-attr]
+        return ""
+
+    def _names_it(self, one: LoggedInput) -> bool:
+        record = one.record
+        return isinstance(record, Input) and (record.target_kind, record.target_id) == ("input", self._facts.input_id)
 
     def _waits(self) -> str:
         assert self._verdict is not None

@@ -66,6 +66,7 @@ def test_withdrawn_and_discarded_name_who_did_it() -> None:
     world = World()
     world.send("s", "p-1")
     world.claim("s", "w-1")
+    world.send("s", "a-0", "abort", target_kind="input", target_id="p-2")  # too early: refused
     world.send("s", "p-2")
     world.send("s", "p-3")
     world.send("s", "a-1", "abort", target_kind="input", target_id="p-2")

@@ -223,7 +223,7 @@ def _carries_pid(worker_id: str, pid: int) -> bool:
 
 
 def _keys(evidence: Evidence, expected: Expectations) -> Answer:
-    violations = _run(evidence, effects.permits, effects.effects_once)
+    violations = _run(evidence, effects.permits, effects.doubts_stand, effects.effects_once)
     violations += effects.done_means_done(evidence, expected.watched_actions)
     duplicates = [r for r in evidence.receipts if r.receipt.verdict == "duplicate"]
     effective = [e for e in evidence.effects if e.effective]

@@ -322,6 +322,12 @@ def a_doubt_that_is_not_named(evidence: Evidence) -> Evidence:
     return swap(evidence, one, doubt)
 
 
+@mutant("doubts_stand")
+def an_action_in_doubt_asked_for_as_if_it_were_new(evidence: Evidence) -> Evidence:
+    asked = find(evidence, "action.requested")
+    return swap(evidence, asked, rebuilt(asked, type="action.in_doubt"), asked)
+
+
 @mutant("deadlines")
 def timed_out_too_early(evidence: Evidence) -> Evidence:
     end = find(evidence, "run.finished", terminalStatus="timed_out")
