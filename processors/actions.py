@@ -149,7 +149,9 @@ def finished(turn: Turn, payload: Payload, raw: bytes, no: int) -> Reason | None
         return Reason.NOT_OPEN
     if action.repeats_doubt and payload["status"] == ActionState.NOT_PERFORMED:
         # Only the repeat did not take place; what was in doubt before it is so still.
-        turn.emit(ev.ACTION_IN_DOUBT, {"actionKey": action.key, "name": action.name, "reason": "not_performed"})
+        told = {"error": payload["error"]} if "error" in payload else {}
+        naming = {"actionKey": action.key, "name": action.name, "reason": "not_performed"}
+        turn.emit(ev.ACTION_IN_DOUBT, naming | told)
     else:
         turn.emit(ev.ACTION_FINISHED, payload, raw)
     return None

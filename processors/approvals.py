@@ -5,7 +5,6 @@ The first answer in the log decides. An answer permits nothing by itself: the vi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 from onepen.processors import clock, ending
@@ -30,9 +29,7 @@ def answer(turn: Turn, record: Input) -> tuple[Reason, dict[str, Any] | None] | 
     if run.status is RunStatus.CANCELLING:
         return Reason.CANCELLED, None
     mine = meant(
-        ((name, action) for name, action in found if action.run_id == run.run_id and action.approval_expires_ms),
-        lambda _, action: action.args_digest == record.args_digest,
-        lambda name, _: turn.session.branches.get(branch_name(BranchKind.APPROVAL, name)) is not None,
+        record, [(name, action) for name, action in found if action.run_id == run.run_id and action.approval_expires_ms]
     )
     if len(mine) != 1:
         return Reason.UNKNOWN_APPROVAL, None
@@ -47,14 +44,12 @@ def answer(turn: Turn, record: Input) -> tuple[Reason, dict[str, Any] | None] | 
     return None
 
 
-def meant(found: Iterable[Named], *fits: Callable[[str, Action], bool]) -> list[Named]:
-    """Of several actions with the key of an answer that gives no name: those that fit, one test after the other, as
-    long as any does. More than one is left when nothing tells them apart."""
-    left = list(found)
-    for fit in fits:
-        if len(left) > 1:
-            left = [each for each in left if fit(*each)] or left
-    return left
+def meant(record: Input, found: list[Named]) -> list[Named]:
+    """Of several actions with the key of an answer that gives no name: those with its digest. Nothing else tells them
+    apart, above all not which of them is open: a late answer to the one would decide the other."""
+    if len(found) < 2:
+        return found
+    return [each for each in found if each[1].args_digest == record.args_digest]
 
 
 def _named(turn: Turn, record: Input) -> list[Named]:

@@ -198,6 +198,8 @@ def _action_requested(session: Session, run: Run, event: EventDraft, payload: Pa
         and not forgotten(before, event.at_ms)
         and payload.get("resolution") == "repeat"
     )
+    # Of a doubt that is repeated stays what its evidence is told by, until the repeat has a permit of its own.
+    doubted = before if before is not None and repeats_doubt and before.run_id == run.run_id else None
     session.actions.put(
         name,
         Action(
@@ -208,7 +210,9 @@ def _action_requested(session: Session, run: Run, event: EventDraft, payload: Pa
             run_id=run.run_id,
             requested_ms=event.at_ms,
             lineage=run.lineage,
-            honours_keys=bool(payload.get("honoursKeys", False)),
+            honours_keys=bool(payload.get("honoursKeys", False)) or repeats_doubt,
+            generation=0 if doubted is None else doubted.generation,
+            report_no=0 if doubted is None else doubted.report_no,
             repeats_doubt=repeats_doubt,
         ),
     )

@@ -32,17 +32,12 @@ def means_doubt(record: Input) -> bool:
 
 def by_answer(turn: Turn, record: Input) -> tuple[Reason, dict[str, Any] | None] | None:
     """Settle the action an answer names, or say why not."""
-    found = meant(
-        (
-            (name, action)
-            for name, action in turn.session.actions.items()
-            if action.key == record.action_key
-            and record.action_name in (None, action.name)
-            and _after_run(turn, action)
-        ),
-        lambda _, action: action.args_digest == record.args_digest,
-        lambda _, action: action.state == ActionState.IN_DOUBT,
-    )
+    found = [
+        (name, action)
+        for name, action in turn.session.actions.items()
+        if action.key == record.action_key and record.action_name in (None, action.name) and _after_run(turn, action)
+    ]
+    found = meant(record, found)
     if len(found) != 1:
         return Reason.UNKNOWN_APPROVAL, None
     name, action = found[0]

@@ -33,6 +33,8 @@ SLICE_MS: Final = 20
 CHUNK_RECORDS: Final = 2_000
 STANDS_STILL_MS: Final = 500
 NO_PROGRESS_MS: Final = 30_000
+STILL_ROUNDS_MAX: Final = 10
+"""So often a partition is asked about anew while others run; after that the clients of this process may be at fault."""
 _PARTITION: Final = itemgetter(0)
 
 
@@ -45,6 +47,7 @@ class _Reading(Generic[S]):
     surveyed: bool = False
     ended: set[str] = field(default_factory=set)
     """Transactional ids of former writers whose open transactions were ended."""
+    still_rounds: int = 0
     records: int = 0
     target: int = 0
     loading: Loading | None = None
@@ -140,7 +143,8 @@ class Recovery(Generic[S]):
     def step(self, *, others_run: bool = False) -> tuple[list[PartitionStore[S]], list[tuple[int, Fatal]]]:
         """At most about SLICE_MS of reading. Stores that are whole, and partitions that must not start, with reasons.
 
-        A partition that made no progress for NO_PROGRESS_MS is asked about anew, with an alarm, where `others_run`.
+        A partition that made no progress for NO_PROGRESS_MS is asked about anew, with an alarm, where `others_run`, up
+        to STILL_ROUNDS_MAX times.
         Raises `Fatal` otherwise: nothing is lost by leaving the process, and its clients may be what is at fault.
         """
         self.busy = False
@@ -277,10 +281,12 @@ class Recovery(Generic[S]):
                 f"{reading.store.position} ({what}). Is a broker away, or a transaction open that nobody ends? "
                 "To look: kafka-transactions.sh find-hanging; to mend: kafka-transactions.sh abort"
             )
-            if not others_run:
+            if not others_run or reading.still_rounds == STILL_ROUNDS_MAX:
                 raise Fatal(why)
             log.error("ALARM recovery_stands_still: %s", why)
             self._begin_reading(self.cancel(partition) or PartitionStore(partition, self._core))
+            again = self._reading[partition]
+            again.ended, again.still_rounds = reading.ended, reading.still_rounds + 1
             return True
         if still_ms >= STANDS_STILL_MS and (mark := reading.store.mark) is not None:
             known = reading.ended.union(self._log.transactional_ids)

@@ -167,19 +167,24 @@ def doubts_stand(evidence: Evidence) -> list[Violation]:
     excused: set[Key] = set()  # of several in doubt each may be resolved, or none ever could
     for one in evidence.events:
         kind, key = one.event.type, _key(one)
+        if not evidence.whole(one.cause):
+            continue  # what settled a doubt before it may not have been read
         if kind == RUN_STARTED:
             lineages[one.event.run_id] = one.payload.get("lineage")
         elif kind == ACTION_IN_DOUBT:
             doubts[key] = one
         elif kind in (ACTION_REQUESTED, ACTION_PERMITTED):
+            of_name = [other for other in doubts if other[:3] == key[:3]]
+            for other in of_name:
+                if _settled(settled.get(other, []), doubts[other], one):
+                    del doubts[other]
             if kind == ACTION_REQUESTED:
                 (excused.add if key in doubts else excused.discard)(key)
-            for other, doubt in list(doubts.items()):
-                if other[:3] != key[:3]:
+            for other in of_name:
+                doubt = doubts.get(other)
+                if doubt is None:
                     continue
-                if _settled(settled.get(other, []), doubt, one):
-                    del doubts[other]
-                elif other == key and kind == ACTION_REQUESTED and one.payload.get("resolution") not in RESOLUTIONS:
+                if other == key and kind == ACTION_REQUESTED and one.payload.get("resolution") not in RESOLUTIONS:
                     found.append(Violation("permits", str(one), f"asked for anew, in doubt since {doubt}"))
                 elif other != key and kind == ACTION_PERMITTED and _same(lineages, doubt, one) and key not in excused:
                     found.append(Violation("permits", str(one), f"permitted beside {doubt}"))

@@ -84,6 +84,8 @@ class Actions:
         self._held = calls.held
         self._ordinals: Counter[str] = Counter()
         self._open: set[tuple[str, str]] = set()
+        self._unknown: set[tuple[str, str]] = set()
+        """Performed with an unknown outcome: their permits stay open until the lease or the run ends."""
 
     def ask(
         self,
@@ -123,7 +125,8 @@ class Actions:
         try:
             return await self._act(asked)
         finally:
-            self._open.discard((asked.name, asked.key))
+            if (asked.name, asked.key) not in self._unknown:
+                self._open.discard((asked.name, asked.key))
 
     async def _act(self, asked: Asked) -> Any:
         missed = 0
@@ -138,6 +141,8 @@ class Actions:
                     raise self._why_not(asked, answer)
                 elif answer.state == ActionState.APPROVED:
                     continue  # an answer permits nothing by itself: ask again, and that one is permitted
+                elif answer.state == ActionState.IN_DOUBT:
+                    raise self._why_not(asked, Reason.IN_DOUBT)  # a repeat that was not approved
                 elif answer.state in (ActionState.OK, ActionState.ERROR):
                     return await self._recorded(asked, answer)
                 else:
@@ -171,15 +176,15 @@ class Actions:
         try:
             found: ActionView | str | None = await self._held.until(decision)
         except asyncio.CancelledError:
-            if self._held.look(lambda m, _: _may_be_permitted(m, asked, ticket)):
+            unsent = self._held.look(lambda m, _: m.withdraw(ticket))
+            if not unsent and self._held.look(lambda m, _: _may_be_permitted(m, asked, ticket)):
                 self._not_begun(asked, ticket)
             raise
         assert found is not None
         return found
 
     def _not_begun(self, asked: Asked, ticket: Ticket) -> None:
-        of_request = {"reportNo": ticket.no} if ticket.no else {}  # still queued: it goes before this, unnumbered yet
-        self._held.report(ev.ACTION_FINISHED, {**asked.naming(), **of_request, "status": "not_performed"})
+        self._held.report(ev.ACTION_FINISHED, {**asked.naming(), "reportNo": ticket.no, "status": "not_performed"})
 
     async def _wait_for_renewal(self) -> None:
         # The request reached the log after the lease: ask again when a renewal has been answered.
@@ -225,6 +230,7 @@ class Actions:
             value, members = kept("result", future.result())
             end |= {**members, "status": "ok"}
         except OutcomeUnknown as error:
+            self._unknown.add((asked.name, asked.key))
             sentence = f"its outcome is unknown ({error})"
             raise InDoubt(sentence, name=asked.name, key=asked.key, reason="outcome_unknown") from error
         except NotPerformed as error:

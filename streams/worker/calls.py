@@ -15,12 +15,15 @@ from typing import Any
 from onepen.schemas import events as ev
 from onepen.schemas.errors import Invalid
 from onepen.schemas.ids import check_id
-from onepen.schemas.limits import LISTED_MAX, PROGRESS_RENEWALS_MAX
+from onepen.schemas.limits import PROGRESS_RENEWALS_MAX
 from onepen.schemas.statuses import BranchKind, Reason
 from onepen.streams.worker.cancel_token import CancelToken, thread_of, to_its_end
-from onepen.streams.worker.machine import ACCEPTED, Machine, Now, Ticket
+from onepen.streams.worker.machine import Machine, Now, Ticket
 from onepen.streams.worker.payloads import error_of, kept
 from onepen.streams.worker.session import HeldRun
+
+_IN_VAIN = (Reason.RUN_CANCELLING, None)
+"""Fates of starts that the log refused for a cancel, or (None) is about to, once the cancel is known."""
 
 
 class OpenCalls:
@@ -67,7 +70,7 @@ class OpenCalls:
 
     def start(self, kind: str, payload: dict[str, Any], branch: BranchKind, branch_id: str, name: str = "") -> None:
         """Report the start of what begins now, without waiting for the log's answer."""
-        self._starts = [started for started in self._starts if started[0].fate != ACCEPTED]
+        self._starts = [started for started in self._starts if started[0].fate in _IN_VAIN]
         naming = {"branch": branch.value, "id": branch_id, "name": name}
         self._starts.append((self.held.report(kind, payload), naming))
 
@@ -75,8 +78,8 @@ class OpenCalls:
         """What was begun although the run was being cancelled, so that the log has no start of it (protocol section 7):
         what it refused for that, and, once the cancel is known, what it has not decided."""
         cancelling = self.held.look(lambda m, _: m.cancelling)
-        unheard = (Reason.RUN_CANCELLING, None) if cancelling else (Reason.RUN_CANCELLING,)
-        return [naming for ticket, naming in self._starts if ticket.fate in unheard][:LISTED_MAX]
+        fates = _IN_VAIN if cancelling else _IN_VAIN[:1]
+        return [naming for ticket, naming in self._starts if ticket.fate in fates]
 
     def wait(self, number: int, waits: bool) -> None:
         """Note that an open call only waits for a person or a child (or no longer)."""

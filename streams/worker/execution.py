@@ -26,6 +26,8 @@ Body = Callable[[RunContext], Awaitable[Any]]
 
 RECORDED_WITHIN_MS: Final = 600_000
 """How long an unanswered final report keeps the lease."""
+BEGUN_NAMED_MAX: Final = 10
+"""Names are long at most as ids are, and beside the largest output of a body 16 KiB are left."""
 SHUTDOWN: Final = "shutdown"
 
 
@@ -116,7 +118,9 @@ class Execution:
 
     def _with_begun(self, members: dict[str, Any] | None) -> dict[str, Any] | None:
         begun = self._context._calls.begun_in_vain()
-        return members | {"begun": begun} if members is not None and begun else members
+        if members is None or not begun:
+            return members
+        return members | {"begun": begun[:BEGUN_NAMED_MAX], "begunCount": len(begun)}
 
     async def _finish(self, members: dict[str, Any] | None) -> None:
         if members is None:

@@ -219,6 +219,14 @@ class Machine:
             self._queue.append((event, ticket))
         return ticket
 
+    def withdraw(self, ticket: Ticket) -> bool:
+        """Take back an event that was queued and is not sent; False when it is too late for that."""
+        if ticket.sent is not None or ticket.fate is not None:
+            return False
+        self._queue = deque(entry for entry in self._queue if entry[1] is not ticket)
+        ticket.fate = NEVER_SENT
+        return True
+
     def queue_final(self, event: ReportEvent) -> Ticket:
         """Take the event that ends the run; its acceptance ends this machine as `recorded`."""
         self._final = self.queue(event)

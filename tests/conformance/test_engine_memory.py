@@ -368,6 +368,31 @@ def test_a_hanging_transaction_stops_its_partition_and_no_other(
     assert events(world, 1) == [b"s 1 0"]
 
 
+def test_the_ids_of_a_neighbour_that_lives_are_initialised_once(world: MemoryWorld) -> None:
+    """The partition's last writer serves others: each time its ids are initialised it has to begin anew."""
+    send(world, 1, partition=1)
+    neighbour = Node(world, "s1")
+    neighbour.turns()
+    neighbour.log.close(leave=True)
+    hanging(world, [1])
+    asked: list[str] = []
+    initialise = world.broker.initialise
+    world.broker.initialise = lambda name: (asked.append(name), initialise(name))[1]  # type: ignore[method-assign]
+    node = Node(world)
+    pass_seconds(world, node, 100)
+    of_neighbour = [name for name in asked if name not in node.log.transactional_ids]
+    assert of_neighbour
+    assert len(of_neighbour) == len(set(of_neighbour))
+
+
+def test_a_partition_that_never_moves_ends_the_process_in_the_end(world: MemoryWorld) -> None:
+    hanging(world, [1])
+    node = Node(world)
+    with pytest.raises(Fatal, match="made no progress for 30 s"):
+        pass_seconds(world, node, 600)
+    assert world.mono_s > 300
+
+
 def test_where_nothing_runs_the_process_is_left(world: MemoryWorld) -> None:
     hanging(world, range(PARTITIONS))
     node = Node(world)

@@ -261,12 +261,14 @@ def _ask(session: Any, run: Facts, payload: Facts, doubted: Facts | None) -> str
     if doubted is None and _other_doubts(session, run, payload):
         return "in_doubt"
     people = bool(payload.get("approval")) or name in run["policy"]["approvalActions"]
+    repeats = doubted is not None and payload["resolution"] == "repeat"
+    same = doubted if doubted is not None and repeats and doubted["run"] == run["no"] else {}
     key: Facts = {
         "name": name, "key": payload["actionKey"], "digest": payload["argsDigest"], "state": "waiting",
-        "run": run["no"], "lineage": run["lineage"], "honours": bool(payload.get("honoursKeys")),
+        "run": run["no"], "lineage": run["lineage"], "honours": bool(payload.get("honoursKeys")) or repeats,
         "asked_people": people, "approval_ends": session.now + run["policy"]["approvalMs"] if people else None,
-        "was_in_doubt": doubted is not None and payload["resolution"] == "repeat", "deadline": None,
-        "answer": None, "generation": run["generation"],
+        "was_in_doubt": repeats, "deadline": None, "answer": None, "generation": same.get("generation"),
+        "report": same.get("report"),
     }  # fmt: skip
     if not people:
         reason = _permit(session, run, key)

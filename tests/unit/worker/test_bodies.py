@@ -23,6 +23,7 @@ from onepen.streams.worker import (
     cancellation,
 )
 from onepen.streams.worker.actions import PERMITS_MAX
+from onepen.streams.worker.machine import UNANSWERED_MAX
 from onepen.streams.worker.payloads import args_digest
 from tests.unit.worker.bench import Bench, Running, played, until
 
@@ -301,6 +302,83 @@ def test_a_second_call_of_a_key_neither_begins_nor_ends_the_first() -> None:
     bench = played(scene)
     assert bench.end()["output"] == ["sent", "sent"], "afterwards it is the recorded result"
     assert effects == ["k1"]
+
+
+def test_a_call_whose_outcome_is_unknown_is_not_ended_by_the_next_one() -> None:
+    """The request of the second waits in the queue when its caller gives up: nothing of it reaches the log."""
+
+    async def scene(bench: Bench) -> None:
+        async def perform(args: Any, permit: ActionPermit) -> str:
+            raise OutcomeUnknown("the line went dead")
+
+        async def body(ctx: RunContext) -> None:
+            with pytest.raises(InDoubt):
+                await ctx.action("send", {}, perform=perform, key="k1")
+            with pytest.raises(ActionRefused, match="in_flight"):
+                await ctx.action("send", {}, perform=perform, key="k1")
+
+        bench.ask(content="go")
+        await bench.take(body).over()
+
+    bench = played(scene)
+    assert bench.end()["inDoubt"] == [{"name": "send", "actionKey": "k1"}]
+
+
+def test_a_request_that_was_not_sent_is_taken_back() -> None:
+    async def scene(bench: Bench) -> None:
+        async def body(ctx: RunContext) -> str:
+            await until(lambda: bench.hold)
+            for number in range(UNANSWERED_MAX):  # each a report of its own
+                await ctx.message(f"{number}")
+                await until(lambda n=number: len([r for r in bench.waiting if isinstance(r, Report)]) > n)  # type: ignore[misc]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await ctx.action("send", {}, perform=done, key="k1")
+            bench.let_go()
+            return str(await ctx.action("send", {}, perform=done, key="k1"))
+
+        bench.ask(content="go")
+        running = bench.take(body, optimistic=False)
+        await until(lambda: running.held.machine.granted)
+        bench.hold = True
+        await running.over()
+
+    bench = played(scene)
+    assert [e["status"] for e in bench.named("action.finished")] == ["ok"]
+    assert len(bench.named("action.requested")) == 1
+
+
+def test_a_repeat_that_is_denied_is_in_doubt_and_not_asked_for_again() -> None:
+    async def scene(bench: Bench) -> None:
+        async def first(ctx: RunContext) -> None:
+            await ctx.action("send", {}, perform=forever, key="k1", honours_keys=True)
+
+        async def forever(args: Any, permit: ActionPermit) -> None:
+            await asyncio.sleep(60)
+
+        async def second(ctx: RunContext) -> str:
+            again = {"perform": done, "key": "k1", "honours_keys": True}
+            with pytest.raises(InDoubt):
+                await ctx.action("send", {}, **again)
+            try:
+                await ctx.action("send", {}, **again, resolution="repeat", approval=True)
+            except InDoubt:
+                return "in doubt still"
+            return "performed"
+
+        bench.ask(content="go")
+        bench.take(first)
+        await until(lambda: "action.permitted" in bench.types())
+        bench.fire("lease", 3_000)
+        running = bench.take(second, worker_id="w2")
+        await until(lambda: "approval.requested" in bench.types())
+        digest = bench.named("approval.requested")[0]["argsDigest"]
+        bench.ask("answer", action_key="k1", action_name="send", args_digest=digest, decision="deny")
+        await running.over()
+
+    bench = played(scene)
+    assert len(bench.named("approval.requested")) == 1
+    assert bench.end()["output"] == "in doubt still"
 
 
 def test_b15_what_the_body_left_open_is_ended_before_the_final_report() -> None:
