@@ -1,4 +1,4 @@
-"""librdkafka's settings for the processor, each with the failure it prevents; and the logger in which doubt is read.
+"""librdkafka's settings for the processor, each with the failure it prevents; and the loggers of clients.
 
 Rule: what exactly-once rests on is set here and cannot be overridden; everything else (security, addresses, buffers,
 compression) passes through. Checked when the processor starts, before any connection.
@@ -249,8 +249,3 @@ class DoubtLogger(ForwardingLogger):
         if facility_of(record) in self.FACILITIES:
             self.lines.append(record.getMessage())
         super().handle(record)
-
-
-def forwarding_logger() -> logging.Logger:
-    """For the clients whose log decides nothing."""
-    return ForwardingLogger()

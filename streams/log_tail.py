@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from onepen.schemas.errors import Invalid, Retryable
+from onepen.streams import kafka_clients
 from onepen.streams.deadline import Deadline
 from onepen.streams.settings import Settings
 from onepen.streams.topic_ends import ends, partition_counts
@@ -59,7 +60,7 @@ class LogTail:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._consumer = Consumer(
+        self._consumer = kafka_clients.consumer(
             settings.kafka_client(
                 {
                     "client.id": "onepen-subscriber",

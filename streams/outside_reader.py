@@ -14,6 +14,7 @@ from typing import Final, Literal, NamedTuple, cast
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from onepen.schemas.errors import Retryable
+from onepen.streams import kafka_clients
 from onepen.streams.settings import Settings
 
 __all__ = ["Follower", "Isolation", "RawRecord", "end_offsets", "raw_record", "read_topic"]
@@ -37,7 +38,7 @@ class RawRecord(NamedTuple):
 
 
 def _consumer(settings: Settings, isolation: Isolation) -> Consumer:
-    return Consumer(
+    return kafka_clients.consumer(
         settings.kafka_client(
             {
                 # Required by the client library; nothing is ever committed under this name.

@@ -14,22 +14,20 @@ from typing import Any, Final
 import msgspec
 from confluent_kafka import (
     OFFSET_INVALID,
-    Consumer,
     ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
-    Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient
 
 from onepen.processors.state_keys import PARTITION_KEY
 from onepen.schemas import codec
 from onepen.schemas.errors import Fatal, Fenced, Poison, Retryable
 from onepen.schemas.events import Event
 from onepen.schemas.receipts import Receipt
+from onepen.streams import kafka_clients
 from onepen.streams.engine_settings import EngineSettings
-from onepen.streams.kafka_config import SAFE_WRITES, forwarding_logger, offset_reader
+from onepen.streams.kafka_config import SAFE_WRITES, offset_reader
 from onepen.streams.partition_mark import read_mark
 from onepen.streams.settings import Settings
 from onepen.streams.store import Mark
@@ -157,7 +155,7 @@ def survey(settings: Settings, partitions: list[int] | None = None) -> Iterator[
 
 def _committed(settings: Settings, partitions: list[int]) -> dict[int, int | None]:
     """The group's offsets, stable."""
-    consumer = Consumer(offset_reader(EngineSettings.from_settings(settings)), logger=forwarding_logger())
+    consumer = kafka_clients.consumer(offset_reader(EngineSettings.from_settings(settings)))
     try:
         asked = [TopicPartition(settings.topics.inputs, partition) for partition in partitions]
         answers = consumer.committed(asked, timeout=ANSWER_S)
@@ -202,7 +200,7 @@ def _cause(value: bytes | None, partition: int) -> int:
 def members(settings: Settings) -> list[str]:
     """Who is a member of the processors' group now: slots, or client ids where there are no slots."""
     group = EngineSettings.from_settings(settings).group
-    admin = AdminClient(settings.kafka_client())  # its answers die with it
+    admin = kafka_clients.admin(settings.kafka_client())  # its answers die with it
     try:
         found = admin.describe_consumer_groups([group], request_timeout=ANSWER_S)[group].result(ANSWER_S + 1)
     except (KafkaException, TimeoutError) as error:
@@ -235,7 +233,7 @@ def mend(settings: Settings, partition: int, *, skip_lost: bool = False) -> Find
 
 def _write_mark(settings: Settings, partition: int, mark: Mark) -> None:
     failures: list[KafkaError] = []
-    producer = Producer({**settings.kafka_client({"linger.ms": 0}), **SAFE_WRITES}, logger=forwarding_logger())
+    producer = kafka_clients.producer({**settings.kafka_client({"linger.ms": 0}), **SAFE_WRITES})
 
     def delivered(error: KafkaError | None, _: object) -> None:
         if error is not None:
@@ -249,7 +247,7 @@ def _write_mark(settings: Settings, partition: int, mark: Mark) -> None:
 
 def _commit(settings: Settings, partition: int, offset: int) -> None:
     group = EngineSettings.from_settings(settings).group
-    admin = AdminClient(settings.kafka_client())
+    admin = kafka_clients.admin(settings.kafka_client())
     wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(settings.topics.inputs, partition, offset)])
     try:
         done = admin.alter_consumer_group_offsets([wanted], request_timeout=ANSWER_S)[group].result(ANSWER_S + 1)

@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from onepen.schemas import codec
 from onepen.schemas.errors import OnepenError, Poison, Retryable, UnknownOutcome
 from onepen.schemas.receipts import Receipt
+from onepen.streams import kafka_clients
 from onepen.streams.deadline import Deadline
 from onepen.streams.settings import Settings
 from onepen.streams.topic_ends import ends, partition_counts
@@ -163,7 +164,7 @@ class ReceiptsReader:
                 raise self._broken
             if self._thread is not None:
                 return
-            consumer = self._consumer or Consumer(self._properties(), logger=log)
+            consumer = self._consumer or kafka_clients.consumer(self._properties(), logger=log)
             self._consumer = consumer
             topics = self._settings.topics
             counts = partition_counts(consumer, [topics.inputs, topics.receipts], deadline)

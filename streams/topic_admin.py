@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import msgspec
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
@@ -26,6 +26,7 @@ from onepen.schemas.errors import Fatal, Poison, Retryable
 from onepen.schemas.limits import PROTOCOL_VERSION
 from onepen.schemas.policies import PartitionSettings, PolicyRecord
 from onepen.schemas.topics import TopicPlan, plan
+from onepen.streams import kafka_clients
 from onepen.streams.deadline import Deadline
 from onepen.streams.kafka_config import SAFE_WRITES
 from onepen.streams.settings import Settings
@@ -140,7 +141,7 @@ def require_topics(settings: Settings, timeout_ms: int = CHECK_TIMEOUT_MS) -> No
 def _admin(settings: Settings) -> AdminClient:
     # The time-out of the socket limits what a creation may take, whatever its own limit is.
     ours = {"socket.timeout.ms": ADMIN_TIMEOUT_MS, "reconnect.backoff.max.ms": 500, "log_level": 0}
-    return AdminClient(settings.kafka_client(ours))
+    return kafka_clients.admin(settings.kafka_client(ours))
 
 
 def _unreachable(settings: Settings, error: object) -> Retryable:
@@ -266,7 +267,7 @@ def _write_settings_records(settings: Settings, deadline: Deadline) -> int:
         if error is not None:
             failures.append(error.str())
 
-    producer = Producer({**settings.kafka_client({"linger.ms": 0, "log_level": 3}), **SAFE_WRITES})
+    producer = kafka_clients.producer({**settings.kafka_client({"linger.ms": 0, "log_level": 3}), **SAFE_WRITES})
     for partition in lacking:
         producer.produce(settings.topics.inputs, value, POLICY_KEY, partition=partition, on_delivery=delivered)
     left = producer.flush(max(0.5, deadline.remaining_s()))
@@ -276,7 +277,7 @@ def _write_settings_records(settings: Settings, deadline: Deadline) -> int:
 
 
 def _partitions_without_settings(settings: Settings, deadline: Deadline) -> Iterator[int]:
-    consumer = Consumer(
+    consumer = kafka_clients.consumer(
         settings.kafka_client(
             {
                 "group.id": f"{settings.prefix}.topic-admin",

@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
 
 from onepen.schemas.errors import Fatal, Retryable
+from onepen.streams import kafka_clients
 from onepen.streams.deadline import Deadline
 from onepen.streams.outside_reader import RawRecord, raw_record
 from onepen.streams.settings import Settings
@@ -37,7 +37,7 @@ class TopicScan:
         """`log_append_time`: a record whose timestamp was not set by the broker is `Fatal`."""
         self.topic = topic
         self._log_append_time = log_append_time
-        self._consumer = Consumer(
+        self._consumer = kafka_clients.consumer(
             settings.kafka_client(
                 {
                     # Required by the client library; nothing is ever committed under this name.
@@ -112,7 +112,7 @@ def stable_end(settings: Settings, topic: str, partition: int) -> int:
 
     place = TopicPartition(topic, partition)
     latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    admin = AdminClient(settings.kafka_client())  # its answers die with it
+    admin = kafka_clients.admin(settings.kafka_client())  # its answers die with it
     asked = admin.list_offsets(
         {place: latest}, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=ANSWER_MS / 1000
     )
