@@ -144,7 +144,7 @@ def _begin(settings: Settings) -> Producer:
         except KafkaException as error:
             cause: KafkaError = error.args[0]
             if deadline.expired or not cause.retriable():
-                raise Retryable(f"the redrive could not begin: {cause.str()}") from None
+                raise Retryable(f"the redrive could not begin: Kafka at {settings.bootstrap}: {cause.str()}") from None
 
 
 def _write(

@@ -28,6 +28,7 @@ from onepen.schemas.receipts import Receipt
 from onepen.streams import kafka_clients
 from onepen.streams.engine_settings import EngineSettings
 from onepen.streams.kafka_config import SAFE_WRITES, offset_reader
+from onepen.streams.kafka_errors import no_answer
 from onepen.streams.partition_mark import read_mark
 from onepen.streams.settings import Settings
 from onepen.streams.store import Mark
@@ -160,7 +161,7 @@ def _committed(settings: Settings, partitions: list[int]) -> dict[int, int | Non
         asked = [TopicPartition(settings.topics.inputs, partition) for partition in partitions]
         answers = consumer.committed(asked, timeout=ANSWER_S)
     except KafkaException as error:
-        raise Retryable(f"the committed offsets are not known: {error.args[0].str()}") from None
+        raise no_answer(settings.bootstrap, error) from None
     finally:
         consumer.close()
     found: dict[int, int | None] = {}
@@ -204,7 +205,7 @@ def members(settings: Settings) -> list[str]:
     try:
         found = admin.describe_consumer_groups([group], request_timeout=ANSWER_S)[group].result(ANSWER_S + 1)
     except (KafkaException, TimeoutError) as error:
-        raise _no_answer(error) from None
+        raise _not_done(settings, error) from None
     return sorted(member.group_instance_id or member.client_id for member in found.members)
 
 
@@ -252,19 +253,21 @@ def _commit(settings: Settings, partition: int, offset: int) -> None:
     try:
         done = admin.alter_consumer_group_offsets([wanted], request_timeout=ANSWER_S)[group].result(ANSWER_S + 1)
     except (KafkaException, TimeoutError) as error:
-        raise _refused(error) from None
+        raise _refused(settings, error) from None
     for one in done.topic_partitions:
         if one.error is not None:
-            raise _refused(KafkaException(one.error))
+            raise _refused(settings, KafkaException(one.error))
 
 
-def _refused(error: Exception) -> Exception:
+def _refused(settings: Settings, error: Exception) -> Exception:
     code = error.args[0].code() if isinstance(error, KafkaException) else None
     if code in (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP, KafkaError.REBALANCE_IN_PROGRESS):
         return Fenced("a processor has joined the group meanwhile; nothing was changed")
-    return _no_answer(error)
+    return _not_done(settings, error)
 
 
-def _no_answer(error: Exception) -> Retryable:
+def _not_done(settings: Settings, error: Exception) -> Retryable:
     told = error.args[0].str() if isinstance(error, KafkaException) else "no answer in time"
-    return Retryable(f"Kafka: {told}; nothing was changed, or the same command may be given again")
+    return Retryable(
+        f"Kafka at {settings.bootstrap}: {told}; nothing was changed, or the same command may be given again"
+    )

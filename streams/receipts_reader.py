@@ -166,12 +166,12 @@ class ReceiptsReader:
                 return
             consumer = self._consumer or kafka_clients.consumer(self._properties(), logger=log)
             self._consumer = consumer
-            topics = self._settings.topics
-            counts = partition_counts(consumer, [topics.inputs, topics.receipts], deadline)
+            topics, bootstrap = self._settings.topics, self._settings.bootstrap
+            counts = partition_counts(consumer, [topics.inputs, topics.receipts], deadline, bootstrap)
             if counts[topics.inputs] != counts[topics.receipts]:
                 raise Retryable(f"{topics.inputs} and {topics.receipts} have different partition counts")
             consumer.assign(
-                [TopicPartition(topics.receipts, p, ends(consumer, topics.receipts, p, deadline)[1])
+                [TopicPartition(topics.receipts, p, ends(consumer, topics.receipts, p, deadline, bootstrap)[1])
                  for p in range(counts[topics.receipts])]
             )  # fmt: skip
             self.partitions = counts[topics.inputs]

@@ -29,6 +29,7 @@ from onepen.schemas.errors import Invalid
 from onepen.schemas.ids import INT64_MAX, INT64_MIN
 from onepen.schemas.partitioning import partition_of
 from onepen.schemas.topics import DEFAULT_PREFIX, PARTITIONS_DEVELOPMENT, Topics
+from onepen.sinks.postgres_dsn import checked
 
 ANSWER_TIMEOUT_MS: Final = 10_000
 """How long a client waits for a broker's answer. One that is suspended, or whose machine is gone, closes no connection:
@@ -49,6 +50,11 @@ def _word(text: str) -> str:
     if _TOPIC_WORD.fullmatch(text) is None:
         raise ValueError("must be 1-100 letters, digits, '.', '_' or '-'")
     return text
+
+
+def _dsn(secret: SecretStr) -> SecretStr:
+    checked(secret.get_secret_value())
+    return secret
 
 
 def _as_text(value: Any) -> Any:
@@ -77,10 +83,12 @@ Int64 = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)]
 class Settings(BaseSettings):
     """Immutable. Every field can be set by `ONEPEN_<FIELD>`; build it with `load_settings`."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="ignore", env_ignore_empty=True, hide_input_in_errors=True
+    )
 
     bootstrap: Annotated[str, Field(min_length=1)] = "127.0.0.1:9092"
-    dsn: SecretStr | None = None
+    dsn: Annotated[SecretStr, AfterValidator(_dsn)] | None = None
     dsn_file: Path | None = None
     prefix: Word = DEFAULT_PREFIX
     partitions: Annotated[int, Field(ge=1, le=10_000)] = PARTITIONS_DEVELOPMENT
@@ -136,7 +144,7 @@ class Settings(BaseSettings):
         if self.dsn is not None:
             return self.dsn.get_secret_value()
         if self.dsn_file is not None:
-            return _read_secret(self.dsn_file, "ONEPEN_DSN_FILE")
+            return _of_form(_read_secret(self.dsn_file, "ONEPEN_DSN_FILE"))
         raise Invalid(
             "no PostgreSQL address: set ONEPEN_DSN or ONEPEN_DSN_FILE, or start a local stack: onepen up",
             field="dsn",
@@ -158,6 +166,13 @@ class Settings(BaseSettings):
         if len(text) < TOKEN_KEY_CHARS_MIN:
             raise Invalid(f"token_key: shorter than {TOKEN_KEY_CHARS_MIN} characters", field="token_key")
         return text.encode()
+
+
+def _of_form(dsn: str) -> str:
+    try:
+        return checked(dsn)
+    except ValueError as error:
+        raise Invalid(f"ONEPEN_DSN_FILE: its content {error}", field="dsn_file") from None
 
 
 def _read_secret(path: Path, name: str) -> str:

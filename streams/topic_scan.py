@@ -15,6 +15,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 from onepen.schemas.errors import Fatal, Retryable
 from onepen.streams import kafka_clients
 from onepen.streams.deadline import Deadline
+from onepen.streams.kafka_errors import no_answer
 from onepen.streams.outside_reader import RawRecord, raw_record
 from onepen.streams.settings import Settings
 from onepen.streams.topic_ends import ends, partition_counts
@@ -36,6 +37,7 @@ class TopicScan:
     def __init__(self, settings: Settings, topic: str, *, log_append_time: bool = False) -> None:
         """`log_append_time`: a record whose timestamp was not set by the broker is `Fatal`."""
         self.topic = topic
+        self._bootstrap = settings.bootstrap
         self._log_append_time = log_append_time
         self._consumer = kafka_clients.consumer(
             settings.kafka_client(
@@ -62,11 +64,11 @@ class TopicScan:
 
     def partitions(self) -> int:
         """How many partitions the topic has. Raises `Retryable` when it does not exist or nobody answers."""
-        return partition_counts(self._consumer, [self.topic], Deadline(ANSWER_MS))[self.topic]
+        return partition_counts(self._consumer, [self.topic], Deadline(ANSWER_MS), self._bootstrap)[self.topic]
 
     def ends(self, partition: int) -> tuple[int, int]:
         """(first kept offset, high watermark). Raises `Retryable`."""
-        return ends(self._consumer, self.topic, partition, Deadline(ANSWER_MS))
+        return ends(self._consumer, self.topic, partition, Deadline(ANSWER_MS), self._bootstrap)
 
     def read(self, partition: int, start: int, end: int) -> Iterator[RawRecord]:
         """Committed records with `start` <= offset < `end`. Raises `Retryable` when it stands still.
@@ -119,5 +121,7 @@ def stable_end(settings: Settings, topic: str, partition: int) -> int:
     try:
         offset: int = asked[place].result(ANSWER_MS / 1000 + 1).offset
     except TimeoutError:
-        raise Retryable(f"no answer from the broker about {topic}-{partition}") from None
+        raise no_answer(settings.bootstrap, f"no offset of {topic}-{partition}") from None
+    except KafkaException as error:
+        raise no_answer(settings.bootstrap, error) from None
     return offset

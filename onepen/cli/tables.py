@@ -6,14 +6,12 @@ Rule: one short connection per command; the queries and the tenants' separation 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
-from onepen.schemas.errors import Retryable
+from onepen.sinks.postgres_dsn import answering
 
 if TYPE_CHECKING:
     from onepen.sinks.postgres.history import Pool
@@ -29,8 +27,6 @@ class Tables:
 
     def __init__(self, settings: Settings) -> None:
         self._dsn = settings.require_dsn()
-        parts = urlsplit(self._dsn)
-        self._where = f"{parts.hostname or 'localhost'}:{parts.port or 5432}"
         self._tenant_id = settings.tenant_id
 
     def sessions(self, limit: int, cursor: str | None) -> tuple[list[dict[str, Any]], str | None]:
@@ -94,11 +90,8 @@ class Tables:
             finally:
                 pool.terminate()
 
-        try:
+        with answering(self._dsn):
             return asyncio.run(ask())
-        except (OSError, TimeoutError) as error:
-            reason = _reason_of(error)
-            raise Retryable(f"PostgreSQL at {self._where} does not answer: {reason}") from None
 
 
 def members(view: msgspec.Struct) -> dict[str, Any]:
@@ -117,10 +110,3 @@ def _name(name: str) -> str:
 
 def _value(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else value
-
-
-def _reason_of(error: OSError | TimeoutError) -> str:
-    if error.errno is None:
-        return "no answer in time"
-    # asyncio writes the address into the text of the system's errors; names that do not resolve have negative codes.
-    return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)

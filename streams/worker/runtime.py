@@ -122,12 +122,12 @@ class Runtime:
         return True
 
     def _connect(self, inbox: Consumer) -> bool:
-        topics = self._topics
+        topics, bootstrap = self._topics, self._settings.bootstrap
         deadline = Deadline(START_TRY_MS)
         try:
-            self._counts = partition_counts(inbox, [topics.inputs, topics.offers, topics.signals], deadline)
+            self._counts = partition_counts(inbox, [topics.inputs, topics.offers, topics.signals], deadline, bootstrap)
             self.inbox = partition_of(self.worker_id.encode(), self._counts[topics.signals])
-            end = ends(inbox, topics.signals, self.inbox, deadline)[1]
+            end = ends(inbox, topics.signals, self.inbox, deadline, bootstrap)[1]
         except Retryable as error:
             log.warning("worker %s cannot start yet: %s", self.worker_id, error)
             return False

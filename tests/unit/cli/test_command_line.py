@@ -218,6 +218,21 @@ def test_settings_that_are_wrong_are_named(run: Run, monkeypatch: pytest.MonkeyP
     assert "ONEPEN_PARTITIONS" in one_line(err)
 
 
+@pytest.mark.parametrize("variable", ["ONEPEN_DSN", "ONEPEN_DSN_FILE"])
+@pytest.mark.parametrize("command", ["migrate", "sink", "audit", "session list", "demo"])
+def test_a_password_that_is_not_encoded_is_said_and_not_shown(
+    command: str, variable: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    dsn = "postgresql://user:hush#hush@host/db"
+    (tmp_path / "dsn").write_text(dsn)
+    monkeypatch.setenv(variable, dsn if variable == "ONEPEN_DSN" else str(tmp_path / "dsn"))
+    code, out, err = run(*command.split())
+    assert (code, out) == (ExitCode.USAGE, ""), err
+    assert f"{variable}: " in one_line(err)
+    assert "percent-encode" in err
+    assert "hush" not in err
+
+
 def test_the_sink_says_that_it_needs_an_address(run: Run) -> None:
     code, _, err = run("sink")
     assert code == ExitCode.USAGE
