@@ -160,16 +160,27 @@ def _metrics_port(name: str, settings: Settings) -> dict[str, str]:
 
 def child_environment(settings: Settings) -> dict[str, str]:
     """What a process of the stack has to know, as environment."""
-    objects = {} if settings.objects_root is None else {"ONEPEN_OBJECTS_ROOT": str(settings.objects_root)}
-    return objects | {
+    return handed_on(settings) | {"ONEPEN_DSN": settings.require_dsn(), "PYTHONUNBUFFERED": "1"}
+
+
+def handed_on(settings: Settings) -> dict[str, str]:
+    """What options and the local stack have named, as environment, for code that reads its settings by itself.
+
+    All of it or nothing: where one address is in the environment, the others of the local stack are not looked for.
+    A DSN in a file stays there.
+    """
+    found = {
         "ONEPEN_BOOTSTRAP": settings.bootstrap,
-        "ONEPEN_DSN": settings.require_dsn(),
         "ONEPEN_PREFIX": settings.prefix,
         "ONEPEN_PARTITIONS": str(settings.partitions),
         "ONEPEN_TENANT_ID": str(settings.tenant_id),
         "ONEPEN_DATA_DIR": str(settings.data_dir),
-        "PYTHONUNBUFFERED": "1",
     }
+    if settings.dsn is not None:
+        found["ONEPEN_DSN"] = settings.dsn.get_secret_value()
+    if settings.objects_root is not None:
+        found["ONEPEN_OBJECTS_ROOT"] = str(settings.objects_root)
+    return found
 
 
 def write_pgpass(data_dir: Path, dsn: str) -> Path:
