@@ -30,6 +30,7 @@ from onepen.schemas.ids import INT64_MAX, INT64_MIN
 from onepen.schemas.partitioning import partition_of
 from onepen.schemas.topics import DEFAULT_PREFIX, PARTITIONS_DEVELOPMENT, Topics
 from onepen.sinks.postgres_dsn import checked
+from onepen.streams.kafka_config import refusal
 
 ANSWER_TIMEOUT_MS: Final = 10_000
 """How long a client waits for a broker's answer. One that is suspended, or whose machine is gone, closes no connection:
@@ -62,6 +63,12 @@ def _as_text(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {name: json.dumps(v) if isinstance(v, bool | int | float) else v for name, v in value.items()}
+
+
+def _harmless(properties: dict[str, str]) -> dict[str, str]:
+    if (sentence := refusal(properties)) is not None:
+        raise ValueError(sentence)
+    return properties
 
 
 def default_data_dir() -> Path:
@@ -111,7 +118,9 @@ class Settings(BaseSettings):
     """A processor that is stopped keeps its state below `data_dir`, so that its next start need not read it all."""
     objects_root: Path | None = None
     """Where `file://` objects lie, a folder per tenant. Without it, objects of erased sessions are only listed."""
-    kafka: Annotated[dict[str, str], BeforeValidator(_as_text)] = Field(default_factory=dict, repr=False)
+    kafka: Annotated[dict[str, str], BeforeValidator(_as_text), AfterValidator(_harmless)] = Field(
+        default_factory=dict, repr=False
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -131,7 +140,8 @@ class Settings(BaseSettings):
         return Topics(self.prefix)
 
     def kafka_client(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        """librdkafka properties of a client: ours, then `extra`, then what the user set in ONEPEN_KAFKA."""
+        """librdkafka properties of a client: ours, then `extra`, then what the user set in ONEPEN_KAFKA, where nothing
+        stands that would break a promise (`kafka_config.REFUSED`)."""
         ours = {"bootstrap.servers": self.bootstrap, "socket.timeout.ms": ANSWER_TIMEOUT_MS, **(extra or {})}
         return {**ours, **self.kafka}
 

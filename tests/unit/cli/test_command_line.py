@@ -233,6 +233,30 @@ def test_a_password_that_is_not_encoded_is_said_and_not_shown(
     assert "hush" not in err
 
 
+@pytest.mark.parametrize(
+    ("properties", "says"),
+    [
+        ('{"isolation.level": "read_uncommitted"}', "isolation.level cannot be set: "),
+        ('{"client.rack": "a", "enable.partition.eof": false}', "enable.partition.eof cannot be set: "),
+        ('{"foo.bar": "1"}', 'ONEPEN_KAFKA: No such configuration property: "foo.bar"'),
+        ('{"security.protocol": "pigeon"}', 'value "pigeon" for configuration property "security.protocol"'),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    "tail s, why in-1, prompt s x, topics check, partition list, policy show, processor, sink, worker".split(", "),
+)
+def test_a_property_that_is_not_taken_is_bad_usage_of_every_command(
+    command: str, properties: str, says: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONEPEN_KAFKA", properties)
+    monkeypatch.setenv("ONEPEN_DSN", "postgresql://u@127.0.0.1:9/db")
+    monkeypatch.setenv("ONEPEN_TOKEN_KEY", "k" * 64)
+    code, out, err = run(*command.split())
+    assert (code, out) == (ExitCode.USAGE, ""), err
+    assert says in one_line(err)
+
+
 def test_the_sink_says_that_it_needs_an_address(run: Run) -> None:
     code, _, err = run("sink")
     assert code == ExitCode.USAGE
