@@ -6,7 +6,7 @@ Rule: one short connection per command; the queries and the tenants' separation 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from onepen.sinks.postgres_dsn import answering
 
 if TYPE_CHECKING:
+    from onepen.schemas.statuses import RunStatus
     from onepen.sinks.postgres.history import Pool
     from onepen.streams.settings import Settings
 
@@ -49,15 +50,13 @@ class Tables:
         }
 
     def runs(
-        self, session_id: str | None, active_only: bool, limit: int, cursor: str | None
+        self, session_id: str | None, statuses: Collection[RunStatus] | None, limit: int, cursor: str | None
     ) -> tuple[list[dict[str, Any]], str | None]:
         """A page of runs, newest first, and the cursor of the next page."""
         from onepen.sinks.postgres.readers import list_runs
 
         page = self._ask(
-            lambda pool: list_runs(
-                pool, self._tenant_id, session_id, active_only=active_only, limit=limit, cursor=cursor
-            )
+            lambda pool: list_runs(pool, self._tenant_id, session_id, statuses=statuses, limit=limit, cursor=cursor)
         )
         return [members(one) for one in page.items], page.next_cursor
 

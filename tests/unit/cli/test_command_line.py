@@ -122,6 +122,8 @@ USAGE = {
     "wrong recovery": (["auto", "s", "x", "--recovery", "maybe"], "recovery: "),
     "retry of no run": (["retry", "a b"], "run_id: only printable ASCII"),
     "erasable without a store": (["auto", "s", "x", "--erasable"], "none is configured (ONEPEN_OBJECTS_ROOT)"),
+    "unknown status": (["run", "list", "--status", "asleep"], "'asleep' is not one of"),
+    "active and a status": (["run", "list", "--active", "--status", "failed"], "--active and --status"),
     "follow without wait": (["prompt", "s", "x", "--no-wait", "--follow"], "--follow and --no-wait"),
     "once without demo": (["up", "--once"], "--once goes with --demo"),
     "unknown command of a group": (["topics", "show"], "No such command 'show'"),
@@ -244,7 +246,7 @@ def test_a_password_that_is_not_encoded_is_said_and_not_shown(
 )
 @pytest.mark.parametrize(
     "command",
-    "tail s, why in-1, prompt s x, topics check, partition list, policy show, processor, sink, worker".split(", "),
+    ["tail s", "why in-1", "prompt s x", "topics check", "partition list", "processor", "sink", "worker"],
 )
 def test_a_property_that_is_not_taken_is_bad_usage_of_every_command(
     command: str, properties: str, says: str, run: Run, monkeypatch: pytest.MonkeyPatch
