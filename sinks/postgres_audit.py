@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 import asyncpg
 
+from onepen.sinks.postgres_dsn import answering
 from onepen.sinks.postgres_outside import ACTIONS, EVENTS, INPUTS, OFFSETS, REFUSED, RUNS, Row, action_row, event_row
 
 __all__ = ["AuditRows", "AuditSnapshot"]
@@ -53,12 +54,13 @@ class AuditSnapshot:
     """Begun when it is made; close it. Not for use inside a running loop."""
 
     def __init__(self, dsn: str) -> None:
-        """Raises what the driver raises when nobody answers."""
+        """Raises `Retryable` when nobody answers, and what the driver raises."""
         self._runner = asyncio.Runner()
         try:
-            self._connection: asyncpg.Connection = self._run(
-                asyncpg.connect(dsn, timeout=CONNECT_S, command_timeout=QUERY_S)
-            )
+            with answering(dsn):
+                self._connection: asyncpg.Connection = self._run(
+                    asyncpg.connect(dsn, timeout=CONNECT_S, command_timeout=QUERY_S)
+                )
             self._transaction = self._connection.transaction(isolation="repeatable_read", readonly=True)
             self._run(self._transaction.start())
             # The snapshot is taken by the first query, not by `begin`.

@@ -13,6 +13,8 @@ from typing import Any, Final
 import asyncpg
 import orjson
 
+from onepen.sinks.postgres_dsn import answering
+
 __all__ = [
     "ACTIONS",
     "EVENTS",
@@ -111,8 +113,13 @@ def action_row(record: asyncpg.Record) -> Row:
     return row
 
 
+async def _connected(dsn: str) -> asyncpg.Connection[asyncpg.Record]:
+    with answering(dsn):
+        return await asyncpg.connect(dsn, timeout=TIMEOUT_S, command_timeout=TIMEOUT_S)
+
+
 async def _tables(dsn: str, tenant_id: int, sessions: Sequence[str] | None) -> TableRows:
-    connection = await asyncpg.connect(dsn, timeout=TIMEOUT_S, command_timeout=TIMEOUT_S)
+    connection = await _connected(dsn)
     try:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             some = None if sessions is None else list(sessions)
@@ -129,7 +136,7 @@ async def _tables(dsn: str, tenant_id: int, sessions: Sequence[str] | None) -> T
 
 
 async def _outcomes(dsn: str, tenant_id: int) -> tuple[int, dict[tuple[int, str], int], dict[tuple[str, int], int]]:
-    connection = await asyncpg.connect(dsn, timeout=TIMEOUT_S, command_timeout=TIMEOUT_S)
+    connection = await _connected(dsn)
     try:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             active = await connection.fetchval(ACTIVE_QUERY, tenant_id)
@@ -143,7 +150,7 @@ async def _outcomes(dsn: str, tenant_id: int) -> tuple[int, dict[tuple[int, str]
 
 
 async def _rolled_back(dsn: str) -> int:
-    connection = await asyncpg.connect(dsn, timeout=TIMEOUT_S, command_timeout=TIMEOUT_S)
+    connection = await _connected(dsn)
     try:
         await connection.execute("select pg_stat_force_next_flush(), pg_stat_clear_snapshot()")
         count: int = await connection.fetchval(

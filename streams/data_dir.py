@@ -79,12 +79,17 @@ def remove_data(data_dir: Path) -> list[str]:
 def _marked_names(data_dir: Path) -> tuple[str, ...]:
     try:
         names = json.loads((data_dir / MARKER_NAME).read_text("utf-8"))["names"]
-        # A name must stay inside of the directory, whatever somebody wrote into the marker.
-        if not all(isinstance(name, str) and Path(name).name == name for name in names):
+        if not all(isinstance(name, str) and _stays_inside(name) for name in names):
             raise ValueError("a name is not a plain name")
     except (ValueError, KeyError, TypeError) as error:
         raise DataDirError(f"The marker {data_dir / MARKER_NAME} is damaged ({error}).") from error
     return tuple(names)
+
+
+def _stays_inside(name: str) -> bool:
+    """Whether it names one entry of the directory, whatever somebody wrote into the marker. (`Path("..").name` is "..",
+    so that a comparison with it would let the directory above pass.)"""
+    return name not in ("", os.curdir, os.pardir) and not set(name) & {"/", "\\", "\0"}
 
 
 def _remove(path: Path) -> None:

@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from onepen.schemas.errors import Fatal, Fenced, Retryable, UnknownOutcome
 from onepen.schemas.partitioning import partition_of
+from onepen.streams import kafka_clients
 from onepen.streams.dead_letters_reading import REDRIVEN, Letter, LetterId
 from onepen.streams.deadline import Deadline
 from onepen.streams.kafka_config import SAFE_WRITES, check_properties
@@ -124,7 +125,7 @@ def redrive(
 
 
 def _begin(settings: Settings) -> Producer:
-    producer = Producer(
+    producer = kafka_clients.producer(
         {
             "linger.ms": 5,
             "message.max.bytes": 2_000_000,
@@ -143,7 +144,7 @@ def _begin(settings: Settings) -> Producer:
         except KafkaException as error:
             cause: KafkaError = error.args[0]
             if deadline.expired or not cause.retriable():
-                raise Retryable(f"the redrive could not begin: {cause.str()}") from None
+                raise Retryable(f"the redrive could not begin: Kafka at {settings.bootstrap}: {cause.str()}") from None
 
 
 def _write(

@@ -264,7 +264,8 @@ class EmbeddedKafka:
 def kafka_answers(bootstrap: str, timeout_ms: int) -> bool:
     """Whether a broker answers a request for its topics within the time."""
     from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient
+
+    from onepen.streams import kafka_clients
 
     settings: dict[str, str | int | float | bool] = {
         "bootstrap.servers": bootstrap,
@@ -273,7 +274,7 @@ def kafka_answers(bootstrap: str, timeout_ms: int) -> bool:
         "log_level": 0,
     }
     try:
-        return bool(AdminClient(settings).list_topics(timeout=timeout_ms / 1000).brokers)
+        return bool(kafka_clients.admin(settings).list_topics(timeout=timeout_ms / 1000).brokers)
     except KafkaException:
         return False
 

@@ -30,6 +30,7 @@ from onepen.schemas.receipts import Receipt
 from onepen.sinks.postgres.fold import check_record
 from onepen.sinks.postgres.rows import Placed
 from onepen.sinks.postgres.writer import Claimed, Place, Slice, Written
+from onepen.streams import kafka_clients
 from onepen.streams.counters import SinkCounters
 from onepen.streams.deadline import Deadline
 from onepen.streams.engine_settings import STATISTICS_MS
@@ -149,7 +150,7 @@ class Feed:
         self._dead_letters = DeadLetters(settings)
         self._sweeper = ObjectSweeper(settings, writer)
         properties = _properties(settings) | self.statistics.of("sink")
-        self._consumer = Consumer(properties, logger=logging.getLogger("onepen.sink.kafka"))
+        self._consumer = kafka_clients.consumer(properties, logger=logging.getLogger("onepen.sink.kafka"))
 
     def run(self, stop: threading.Event) -> None:
         """Read and write until `stop`; then wait a moment for the batch that is being written."""

@@ -11,6 +11,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, Message, Producer
 
+from onepen.streams import kafka_clients
 from onepen.streams.dead_letters import NULL, OFFSET, PARTITION, REASON, TOPIC
 from onepen.streams.kafka_config import SAFE_WRITES
 from onepen.streams.settings import Settings
@@ -69,7 +70,7 @@ class DeadLetters:
 
     def _produce(self, number: int, letter: _Letter) -> None:
         if self._producer is None:
-            self._producer = Producer(
+            self._producer = kafka_clients.producer(
                 {
                     "linger.ms": 0,
                     "message.max.bytes": 2_000_000,

@@ -19,15 +19,15 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     Message,
-    Producer,
     TopicPartition,
 )
 
 from onepen.schemas.errors import Fatal, Retryable
+from onepen.streams import kafka_clients
 from onepen.streams.deadline import Deadline
 from onepen.streams.engine_settings import CLASSIC, EngineSettings
 from onepen.streams.held_inputs import HeldInputs
-from onepen.streams.kafka_config import forwarding_logger, input_consumer, plain_producer
+from onepen.streams.kafka_config import input_consumer, plain_producer
 from onepen.streams.kafka_errors import PASSING, UNREACHABLE
 from onepen.streams.kafka_offsets import CommittedOffsets
 from onepen.streams.kafka_restore import KafkaRestorer
@@ -74,9 +74,9 @@ class KafkaLog:
         self._writers = Writers(settings, self.statistics)
         self.counters = self._writers.counters
         watched = self.statistics.of("inputs") | {"error_cb": self._on_error}
-        self._consumer = Consumer(input_consumer(settings) | watched, logger=forwarding_logger())
+        self._consumer = kafka_clients.consumer(input_consumer(settings) | watched)
         self._offsets = CommittedOffsets(settings)
-        self._hints = Producer(plain_producer(settings), logger=forwarding_logger())
+        self._hints = kafka_clients.producer(plain_producer(settings))
         self._restorer = KafkaRestorer(settings)
 
     @property

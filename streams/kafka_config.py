@@ -1,7 +1,8 @@
-"""librdkafka's settings for the processor, each with the failure it prevents; and the logger in which doubt is read.
+"""librdkafka's settings for the processor, each with the failure it prevents; what no process lets be set; and the
+loggers of clients.
 
-Rule: what exactly-once rests on is set here and cannot be overridden; everything else (security, addresses, buffers,
-compression) passes through. Checked when the processor starts, before any connection.
+Rule: what exactly-once rests on is set here and cannot be overridden; everything else (security, buffers, compression)
+passes through. Checked with the settings of each process, before any connection.
 """
 
 from __future__ import annotations
@@ -38,46 +39,63 @@ assert TRANSACTION_TIMEOUT_MS < SESSION_TIMEOUT_MS, (
 assert COMMIT_LIMIT_MS < SOCKET_TIMEOUT_MS, "a commit must be doubted before librdkafka repeats EndTxn silently"
 assert HEARTBEAT_MS * 3 <= SESSION_TIMEOUT_MS
 
-_OURS = "it is what exactly-once rests on"
+_OURS: Final = "it is what exactly-once rests on"
+_BROKERS: Final = "name the brokers with ONEPEN_BOOTSTRAP"
+_TO_THE_LOGGER: Final = "what the client library says goes to the logger of the process"
 REFUSED: Final[Mapping[str, str]] = {
-    "bootstrap.servers": "name the brokers with ONEPEN_BOOTSTRAP",
-    "metadata.broker.list": "name the brokers with ONEPEN_BOOTSTRAP",
-    "group.id": "all processors of a prefix are one group",
+    "bootstrap.servers": _BROKERS,
+    "metadata.broker.list": _BROKERS,
+    "group.id": "processors, sinks and workers of a prefix are one group each; readers belong to none",
     "group.instance.id": "the slot is the static member id",
     "group.protocol": "choose it with ONEPEN_GROUP_PROTOCOL",
     "group.remote.assignor": "the brokers' default assignor is the one that was tested",
     "partition.assignment.strategy": "cooperative assignment loses the order of revoke and commit in transactions",
-    "session.timeout.ms": "it must stay above the transaction time-out",
-    "heartbeat.interval.ms": "it belongs to the session time-out",
-    "max.poll.interval.ms": "a longer one hides a processor that stands still",
-    "isolation.level": "uncommitted records would be decided",
-    "enable.auto.commit": "offsets are committed in the transaction of their decisions",
-    "auto.commit.interval.ms": "offsets are committed in the transaction of their decisions",
-    "enable.auto.offset.store": "offsets are committed in the transaction of their decisions",
-    "auto.offset.reset": "an automatic reset skips or repeats inputs; the processor stops and says so instead",
-    "enable.partition.eof": "recovery sets it where it is needed",
+    "isolation.level": "what is not committed would be taken for decided",
+    "enable.auto.commit": "offsets are committed, or not, where that is safe",
+    "auto.commit.enable": "offsets are committed, or not, where that is safe",
+    "enable.auto.offset.store": "offsets are committed, or not, where that is safe",
+    "offset.store.method": "offsets are committed, or not, where that is safe",
+    "auto.offset.reset": "an automatic reset skips or repeats records; whoever reads stops and says so instead",
+    "enable.partition.eof": "it is set where the end has to be known; without it a replay has none",
     "transactional.id": "it belongs to the slot: ids must be stable for ever",
-    "transaction.timeout.ms": "an open transaction stops every reader; it must end before the group session does",
     "enable.idempotence": _OURS,
     "acks": _OURS,
     "request.required.acks": _OURS,
     "max.in.flight": _OURS,
     "max.in.flight.requests.per.connection": _OURS,
+    "queuing.strategy": "records are written in their order",
+    "partitioner": "every record goes to an explicit partition",
+    "log.queue": _TO_THE_LOGGER,
+    "logger": _TO_THE_LOGGER,
+    "test.mock.num.brokers": "the mock brokers have no isolation",
+    **dict.fromkeys(
+        ("dr_cb", "dr_msg_cb", "error_cb", "log_cb", "oauth_cb", "on_commit", "on_delivery", "stats_cb", "throttle_cb"),
+        "it is a function, and this is text",
+    ),
+    "default.topic.config": "properties of topics stand beside the others",
+}
+"""Of every client of every process, with the reason."""
+
+_COMMITTED_WITH: Final = "offsets are committed in the transaction of their decisions"
+_DOUBT: Final = "disconnects and time-outs are read from the log; without them a doubt goes unnoticed"
+REFUSED_IN_TRANSACTIONS: Final[Mapping[str, str]] = {
+    "session.timeout.ms": "it must stay above the transaction time-out",
+    "heartbeat.interval.ms": "it belongs to the session time-out",
+    "max.poll.interval.ms": "a longer one hides a processor that stands still",
+    "auto.commit.interval.ms": _COMMITTED_WITH,
+    "transaction.timeout.ms": "an open transaction stops every reader; it must end before the group session does",
     "retries": _OURS,
     "message.send.max.retries": _OURS,
     "message.timeout.ms": "it follows the transaction time-out",
     "delivery.timeout.ms": "it follows the transaction time-out",
     "socket.timeout.ms": "it must stay above the limit of a commit, or hidden repeats go unnoticed",
-    "partitioner": "every record goes to an explicit partition",
-    "log_level": "disconnects and time-outs are read from the log; without them a doubt goes unnoticed",
-    "log.queue": "disconnects and time-outs are read from the log; without them a doubt goes unnoticed",
-    "log.connection.close": "disconnects and time-outs are read from the log; without them a doubt goes unnoticed",
-    "logger": "disconnects and time-outs are read from the log; without them a doubt goes unnoticed",
-    "log_cb": "disconnects and time-outs are read from the log; without them a doubt goes unnoticed",
-    "error_cb": "the processor needs it",
-    "on_commit": "the processor needs it",
-    "test.mock.num.brokers": "the mock brokers have no isolation",
+    "log_level": _DOUBT,
+    "log.connection.close": _DOUBT,
 }
+"""Besides, where transactions are written: by processors and by a redrive. Others may tune these."""
+
+assert not REFUSED.keys() & REFUSED_IN_TRANSACTIONS.keys()
+
 _PRODUCER_ONLY: Final = frozenset(
     {"compression.type", "compression.codec", "compression.level", "linger.ms", "queue.buffering.max.ms",
      "batch.size", "batch.num.messages", "queue.buffering.max.messages", "queue.buffering.max.kbytes",
@@ -90,11 +108,16 @@ _CONSUMER_ONLY: Final = frozenset(
 )  # fmt: skip
 
 
+def refusal(extra: Mapping[str, str], table: Mapping[str, str] = REFUSED) -> str | None:
+    """The first property that would break what is promised, and why, in a sentence."""
+    return next((f"{name} cannot be set: {table[name]}" for name in extra if name in table), None)
+
+
 def check_properties(extra: Mapping[str, str]) -> None:
-    """Raise `Invalid` naming the first property that would break what the processor promises, and why."""
-    for name in extra:
-        if name in REFUSED:
-            raise Invalid(f"ONEPEN_KAFKA: {name} cannot be set: {REFUSED[name]}", field=name)
+    """Of what writes transactions: raise `Invalid` naming the first property that would break what is promised."""
+    sentence = refusal(extra, {**REFUSED, **REFUSED_IN_TRANSACTIONS})
+    if sentence is not None:
+        raise Invalid(f"ONEPEN_KAFKA: {sentence}", field=sentence.partition(" ")[0])
 
 
 def _base(settings: EngineSettings, client: str, *, leave_out: frozenset[str]) -> dict[str, Any]:
@@ -249,8 +272,3 @@ class DoubtLogger(ForwardingLogger):
         if facility_of(record) in self.FACILITIES:
             self.lines.append(record.getMessage())
         super().handle(record)
-
-
-def forwarding_logger() -> logging.Logger:
-    """For the clients whose log decides nothing."""
-    return ForwardingLogger()

@@ -6,7 +6,9 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-__all__ = ["PASSING", "UNREACHABLE", "kafka_exception"]
+from onepen.schemas.errors import Retryable
+
+__all__ = ["PASSING", "UNREACHABLE", "kafka_exception", "no_answer"]
 
 UNREACHABLE: Final = frozenset(
     {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE}
@@ -25,6 +27,12 @@ PASSING: Final = UNREACHABLE | {
     KafkaError.OFFSET_NOT_AVAILABLE,
 }
 """Codes of a consumer's errors that pass by themselves. `KafkaError.retriable` is set by calls of transactions only."""
+
+
+def no_answer(bootstrap: str, error: KafkaException | str) -> Retryable:
+    """What to raise when the brokers do not answer: it names their address, which is the first thing to look at."""
+    why = error.args[0].str() if isinstance(error, KafkaException) else error
+    return Retryable(f"Kafka at {bootstrap} does not answer: {why}", retry_after_ms=1_000)
 
 
 def kafka_exception(error: Exception) -> KafkaException:

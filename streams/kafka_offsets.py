@@ -17,10 +17,11 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaException, TopicPartition
 
+from onepen.streams import kafka_clients
 from onepen.streams.engine_settings import EngineSettings
-from onepen.streams.kafka_config import forwarding_logger, offset_reader
+from onepen.streams.kafka_config import offset_reader
 
 SILENT_S: Final = 1.0
 TURN_S: Final = 0.02
@@ -34,7 +35,7 @@ class _Client:
     def __init__(self, settings: EngineSettings) -> None:
         properties = offset_reader(settings)
         properties.setdefault("retry.backoff.max.ms", STABLE_AGAIN_MS)
-        self.consumer = Consumer(properties, logger=forwarding_logger())
+        self.consumer = kafka_clients.consumer(properties)
         self.silent_since_s: float | None = None
 
 

@@ -17,17 +17,15 @@ from typing import Final
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
-    Consumer,
     KafkaError,
     KafkaException,
-    Producer,
     TopicPartition,
 )
 
 from onepen.schemas.errors import Fatal
+from onepen.streams import kafka_clients
 from onepen.streams.engine_settings import EngineSettings
 from onepen.streams.kafka_config import (
-    forwarding_logger,
     state_reader,
     transactional_producer,
 )
@@ -53,7 +51,7 @@ class KafkaRestorer:
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self._topic = settings.topics.state
-        self._consumer = Consumer(state_reader(settings), logger=forwarding_logger())
+        self._consumer = kafka_clients.consumer(state_reader(settings))
         self._brokers = _Brokers(settings)
         self._positions: dict[int, int] = {}
         self._began: dict[int, int] = {}
@@ -133,7 +131,7 @@ class KafkaRestorer:
         log.warning("ending what %s left open", transactional_id)
         try:
             properties = transactional_producer(self._settings, transactional_id)
-            Producer(properties, logger=forwarding_logger()).init_transactions(END_LIMIT_S)
+            kafka_clients.producer(properties).init_transactions(END_LIMIT_S)
         except KafkaException as error:
             log.warning("%s: not ended: %s", transactional_id, error.args[0].str())
 

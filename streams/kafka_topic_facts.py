@@ -11,12 +11,12 @@ from concurrent.futures import Future
 from typing import Final
 
 from confluent_kafka import KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
+from onepen.streams import kafka_clients
 from onepen.streams.engine_settings import EngineSettings
-from onepen.streams.kafka_config import admin_client, forwarding_logger
+from onepen.streams.kafka_config import admin_client
 from onepen.streams.local_archive import StateTopic
 from onepen.streams.topic_offsets import LATEST, TopicOffsets
 
@@ -54,7 +54,7 @@ class KafkaTopicFacts:
 
     def _topic(self) -> StateTopic | None:
         try:
-            admin = AdminClient(admin_client(self._settings), logger=forwarding_logger())
+            admin = kafka_clients.admin(admin_client(self._settings))
             resource = ConfigResource(ResourceType.TOPIC, self._state)
             described = admin.describe_topics(TopicCollection([self._state]), request_timeout=ASK_S)
             configured = admin.describe_configs([resource], request_timeout=ASK_S)

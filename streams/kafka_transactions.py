@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from onepen.schemas.errors import Fatal, Retryable
-from onepen.streams import failpoints
+from onepen.streams import failpoints, kafka_clients
 from onepen.streams.bounded_calls import BoundedCalls, NotReturned
 from onepen.streams.counters import LogCounters
 from onepen.streams.deadline import Deadline
@@ -50,7 +50,9 @@ class Writer:
         self.stamp = f"{transactional_id}:{instance}"
         self.logger = DoubtLogger(transactional_id)
         watched = statistics.of(transactional_id.rpartition(".")[2])
-        self.producer = Producer(transactional_producer(settings, transactional_id) | watched, logger=self.logger)
+        self.producer = kafka_clients.producer(
+            transactional_producer(settings, transactional_id) | watched, logger=self.logger
+        )
         self.count = 0
         self.calls = BoundedCalls(f"tx-{transactional_id.rpartition('.')[2]}")
 

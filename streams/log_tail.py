@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from onepen.schemas.errors import Invalid, Retryable
+from onepen.streams import kafka_clients
 from onepen.streams.deadline import Deadline
 from onepen.streams.settings import Settings
 from onepen.streams.topic_ends import ends, partition_counts
@@ -59,7 +60,7 @@ class LogTail:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._consumer = Consumer(
+        self._consumer = kafka_clients.consumer(
             settings.kafka_client(
                 {
                     "client.id": "onepen-subscriber",
@@ -82,13 +83,14 @@ class LogTail:
 
     def count(self, topic: str, deadline: Deadline | None = None) -> int:
         """Number of partitions of a topic. Raises `Retryable`."""
-        return partition_counts(self._consumer, [topic], deadline or Deadline(START_TIMEOUT_MS))[topic]
+        deadline = deadline or Deadline(START_TIMEOUT_MS)
+        return partition_counts(self._consumer, [topic], deadline, self._settings.bootstrap)[topic]
 
     def open(self, starts: Mapping[Place, int | None]) -> None:
         """Stand at the given offsets (None: the first kept one). Raises `CursorTooOld`, `CursorAhead`, `Retryable`."""
         deadline = Deadline(START_TIMEOUT_MS)
         for (topic, partition), start in starts.items():
-            kept = Kept(*ends(self._consumer, topic, partition, deadline))
+            kept = Kept(*self._ends(topic, partition, deadline))
             where = f"{topic}[{partition}]"
             if start is not None and start < kept.first:
                 raise CursorTooOld(f"after: {where} keeps offsets from {kept.first} on", earliest=kept.first)
@@ -100,6 +102,9 @@ class LogTail:
         self._consumer.assign(
             [TopicPartition(topic, partition, offset) for (topic, partition), offset in self.next_offsets.items()]
         )
+
+    def _ends(self, topic: str, partition: int, deadline: Deadline) -> tuple[int, int]:
+        return ends(self._consumer, topic, partition, deadline, self._settings.bootstrap)
 
     @property
     def caught_up(self) -> bool:
@@ -119,7 +124,7 @@ class LogTail:
         if error.code() == KafkaError._PARTITION_EOF:
             self._behind.discard(place)
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            first = ends(self._consumer, *place, Deadline(START_TIMEOUT_MS))[0]
+            first = self._ends(*place, Deadline(START_TIMEOUT_MS))[0]
             raise CursorTooOld(f"after: {place[0]}[{place[1]}] keeps offsets from {first} on", earliest=first)
         elif error.fatal() or error.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._AUTHENTICATION):
             raise Retryable(f"the log cannot be read: {error.str()}")

@@ -14,6 +14,8 @@ from typing import Final, Literal, NamedTuple, cast
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from onepen.schemas.errors import Retryable
+from onepen.streams import kafka_clients
+from onepen.streams.kafka_errors import no_answer
 from onepen.streams.settings import Settings
 
 __all__ = ["Follower", "Isolation", "RawRecord", "end_offsets", "raw_record", "read_topic"]
@@ -37,7 +39,7 @@ class RawRecord(NamedTuple):
 
 
 def _consumer(settings: Settings, isolation: Isolation) -> Consumer:
-    return Consumer(
+    return kafka_clients.consumer(
         settings.kafka_client(
             {
                 # Required by the client library; nothing is ever committed under this name.
@@ -55,25 +57,25 @@ def _consumer(settings: Settings, isolation: Isolation) -> Consumer:
     )
 
 
-def _partitions(consumer: Consumer, topic: str) -> list[int]:
+def _partitions(consumer: Consumer, settings: Settings, topic: str) -> list[int]:
     try:
         found = consumer.list_topics(topic, timeout=ANSWER_TIMEOUT_S).topics[topic]
     except KafkaException as error:
-        raise Retryable(f"topic {topic}: {error.args[0].str()}; is the broker reachable?") from None
+        raise no_answer(settings.bootstrap, error) from None
     if found.error is not None:
         raise Retryable(f"topic {topic}: {found.error}")
     return sorted(found.partitions)
 
 
-def _ends(consumer: Consumer, topic: str) -> dict[int, int]:
+def _ends(consumer: Consumer, settings: Settings, topic: str) -> dict[int, int]:
     ends = {}
-    for partition in _partitions(consumer, topic):
+    for partition in _partitions(consumer, settings, topic):
         try:
             marks = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=ANSWER_TIMEOUT_S)
         except KafkaException as error:
-            raise Retryable(f"{topic} {partition}: {error.args[0].str()}; is the broker reachable?") from None
+            raise no_answer(settings.bootstrap, error) from None
         if marks is None:
-            raise Retryable(f"{topic} {partition}: the broker named no end in {ANSWER_TIMEOUT_S:.0f} s")
+            raise no_answer(settings.bootstrap, f"no end of {topic}-{partition} in {ANSWER_TIMEOUT_S:.0f} s")
         ends[partition] = marks[1]
     return ends
 
@@ -85,7 +87,7 @@ def end_offsets(settings: Settings, topic: str) -> dict[int, int]:
     """
     consumer = _consumer(settings, "read_uncommitted")
     try:
-        return _ends(consumer, topic)
+        return _ends(consumer, settings, topic)
     finally:
         consumer.close()
 
@@ -103,7 +105,7 @@ def read_topic(
     consumer = _consumer(settings, isolation)
     records: list[RawRecord] = []
     try:
-        ends = _ends(consumer, topic)
+        ends = _ends(consumer, settings, topic)
         begin = {p: (start or {}).get(p, OFFSET_BEGINNING) for p in ends}
         missing = {p for p, end in ends.items() if end > 0 and begin[p] < end}
         if not missing:

@@ -14,22 +14,21 @@ from typing import Any, Final
 import msgspec
 from confluent_kafka import (
     OFFSET_INVALID,
-    Consumer,
     ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
-    Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient
 
 from onepen.processors.state_keys import PARTITION_KEY
 from onepen.schemas import codec
 from onepen.schemas.errors import Fatal, Fenced, Poison, Retryable
 from onepen.schemas.events import Event
 from onepen.schemas.receipts import Receipt
+from onepen.streams import kafka_clients
 from onepen.streams.engine_settings import EngineSettings
-from onepen.streams.kafka_config import SAFE_WRITES, forwarding_logger, offset_reader
+from onepen.streams.kafka_config import SAFE_WRITES, offset_reader
+from onepen.streams.kafka_errors import no_answer
 from onepen.streams.partition_mark import read_mark
 from onepen.streams.settings import Settings
 from onepen.streams.store import Mark
@@ -157,12 +156,12 @@ def survey(settings: Settings, partitions: list[int] | None = None) -> Iterator[
 
 def _committed(settings: Settings, partitions: list[int]) -> dict[int, int | None]:
     """The group's offsets, stable."""
-    consumer = Consumer(offset_reader(EngineSettings.from_settings(settings)), logger=forwarding_logger())
+    consumer = kafka_clients.consumer(offset_reader(EngineSettings.from_settings(settings)))
     try:
         asked = [TopicPartition(settings.topics.inputs, partition) for partition in partitions]
         answers = consumer.committed(asked, timeout=ANSWER_S)
     except KafkaException as error:
-        raise Retryable(f"the committed offsets are not known: {error.args[0].str()}") from None
+        raise no_answer(settings.bootstrap, error) from None
     finally:
         consumer.close()
     found: dict[int, int | None] = {}
@@ -202,11 +201,11 @@ def _cause(value: bytes | None, partition: int) -> int:
 def members(settings: Settings) -> list[str]:
     """Who is a member of the processors' group now: slots, or client ids where there are no slots."""
     group = EngineSettings.from_settings(settings).group
-    admin = AdminClient(settings.kafka_client())  # its answers die with it
+    admin = kafka_clients.admin(settings.kafka_client())  # its answers die with it
     try:
         found = admin.describe_consumer_groups([group], request_timeout=ANSWER_S)[group].result(ANSWER_S + 1)
     except (KafkaException, TimeoutError) as error:
-        raise _no_answer(error) from None
+        raise _not_done(settings, error) from None
     return sorted(member.group_instance_id or member.client_id for member in found.members)
 
 
@@ -235,7 +234,7 @@ def mend(settings: Settings, partition: int, *, skip_lost: bool = False) -> Find
 
 def _write_mark(settings: Settings, partition: int, mark: Mark) -> None:
     failures: list[KafkaError] = []
-    producer = Producer({**settings.kafka_client({"linger.ms": 0}), **SAFE_WRITES}, logger=forwarding_logger())
+    producer = kafka_clients.producer({**settings.kafka_client({"linger.ms": 0}), **SAFE_WRITES})
 
     def delivered(error: KafkaError | None, _: object) -> None:
         if error is not None:
@@ -249,24 +248,26 @@ def _write_mark(settings: Settings, partition: int, mark: Mark) -> None:
 
 def _commit(settings: Settings, partition: int, offset: int) -> None:
     group = EngineSettings.from_settings(settings).group
-    admin = AdminClient(settings.kafka_client())
+    admin = kafka_clients.admin(settings.kafka_client())
     wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(settings.topics.inputs, partition, offset)])
     try:
         done = admin.alter_consumer_group_offsets([wanted], request_timeout=ANSWER_S)[group].result(ANSWER_S + 1)
     except (KafkaException, TimeoutError) as error:
-        raise _refused(error) from None
+        raise _refused(settings, error) from None
     for one in done.topic_partitions:
         if one.error is not None:
-            raise _refused(KafkaException(one.error))
+            raise _refused(settings, KafkaException(one.error))
 
 
-def _refused(error: Exception) -> Exception:
+def _refused(settings: Settings, error: Exception) -> Exception:
     code = error.args[0].code() if isinstance(error, KafkaException) else None
     if code in (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP, KafkaError.REBALANCE_IN_PROGRESS):
         return Fenced("a processor has joined the group meanwhile; nothing was changed")
-    return _no_answer(error)
+    return _not_done(settings, error)
 
 
-def _no_answer(error: Exception) -> Retryable:
+def _not_done(settings: Settings, error: Exception) -> Retryable:
     told = error.args[0].str() if isinstance(error, KafkaException) else "no answer in time"
-    return Retryable(f"Kafka: {told}; nothing was changed, or the same command may be given again")
+    return Retryable(
+        f"Kafka at {settings.bootstrap}: {told}; nothing was changed, or the same command may be given again"
+    )

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from onepen.schemas.errors import Invalid, Retryable
+from onepen.streams import kafka_clients
 from onepen.streams.deadline import Deadline
 from onepen.streams.kafka_config import SAFE_WRITES
 
@@ -40,7 +41,9 @@ class PlainProducer:
 
     def __init__(self, properties: Mapping[str, Any], *, client_id: str) -> None:
         """`properties`: librdkafka properties with the addresses; they win over the defaults, not `SAFE_WRITES`."""
-        self._producer = Producer({**DEFAULTS, "client.id": client_id, **properties, **SAFE_WRITES}, logger=log)
+        self._producer = kafka_clients.producer(
+            {**DEFAULTS, "client.id": client_id, **properties, **SAFE_WRITES}, logger=log
+        )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, name=f"{client_id}-poll", daemon=True)
         self._thread.start()

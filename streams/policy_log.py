@@ -17,6 +17,7 @@ from onepen.processors.state_keys import policy_of
 from onepen.schemas import codec
 from onepen.schemas.errors import Fatal, Retryable, UnknownOutcome
 from onepen.schemas.policies import PolicyRecord
+from onepen.streams import kafka_clients
 from onepen.streams.deadline import Deadline
 from onepen.streams.outside_reader import end_offsets
 from onepen.streams.plain_producer import PlainProducer
@@ -183,7 +184,7 @@ def _committed_records(settings: Settings, topic: str, deadline: Deadline) -> It
 
 
 def _consumer(settings: Settings) -> Consumer:
-    return Consumer(
+    return kafka_clients.consumer(
         settings.kafka_client(
             {
                 # Required by the client library; nothing is ever committed under this name.

@@ -15,18 +15,18 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
 from onepen.processors.rules import Keys
 from onepen.schemas.errors import Fatal
 from onepen.schemas.policies import DEFAULT_POLICY
+from onepen.streams import kafka_clients
 from onepen.streams.core import SessionCore
 from onepen.streams.engine import Engine
 from onepen.streams.engine_settings import CONSUMER, EngineSettings
 from onepen.streams.kafka import KafkaLog
-from onepen.streams.kafka_config import admin_client, check_properties, forwarding_logger
+from onepen.streams.kafka_config import admin_client, check_properties
 from onepen.streams.kafka_topic_facts import KafkaTopicFacts
 from onepen.streams.local_archive import LocalArchives
 from onepen.streams.settings import Settings
@@ -157,7 +157,7 @@ def warn_of_long_session(settings: EngineSettings, lease_ms: int = DEFAULT_POLIC
 
 
 def _broker_session_ms(settings: EngineSettings) -> int | None:
-    admin = AdminClient(admin_client(settings), logger=forwarding_logger())
+    admin = kafka_clients.admin(admin_client(settings))
     try:
         brokers = admin.list_topics(timeout=ASK_S).brokers
         resource = ConfigResource(ResourceType.BROKER, str(next(iter(brokers))))

@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from onepen.schemas import codec
 from onepen.schemas.errors import OnepenError, Poison, Retryable, UnknownOutcome
 from onepen.schemas.receipts import Receipt
+from onepen.streams import kafka_clients
 from onepen.streams.deadline import Deadline
 from onepen.streams.settings import Settings
 from onepen.streams.topic_ends import ends, partition_counts
@@ -163,14 +164,14 @@ class ReceiptsReader:
                 raise self._broken
             if self._thread is not None:
                 return
-            consumer = self._consumer or Consumer(self._properties(), logger=log)
+            consumer = self._consumer or kafka_clients.consumer(self._properties(), logger=log)
             self._consumer = consumer
-            topics = self._settings.topics
-            counts = partition_counts(consumer, [topics.inputs, topics.receipts], deadline)
+            topics, bootstrap = self._settings.topics, self._settings.bootstrap
+            counts = partition_counts(consumer, [topics.inputs, topics.receipts], deadline, bootstrap)
             if counts[topics.inputs] != counts[topics.receipts]:
                 raise Retryable(f"{topics.inputs} and {topics.receipts} have different partition counts")
             consumer.assign(
-                [TopicPartition(topics.receipts, p, ends(consumer, topics.receipts, p, deadline)[1])
+                [TopicPartition(topics.receipts, p, ends(consumer, topics.receipts, p, deadline, bootstrap)[1])
                  for p in range(counts[topics.receipts])]
             )  # fmt: skip
             self.partitions = counts[topics.inputs]

@@ -29,6 +29,8 @@ from onepen.schemas.errors import Invalid
 from onepen.schemas.ids import INT64_MAX, INT64_MIN
 from onepen.schemas.partitioning import partition_of
 from onepen.schemas.topics import DEFAULT_PREFIX, PARTITIONS_DEVELOPMENT, Topics
+from onepen.sinks.postgres_dsn import checked
+from onepen.streams.kafka_config import refusal
 
 ANSWER_TIMEOUT_MS: Final = 10_000
 """How long a client waits for a broker's answer. One that is suspended, or whose machine is gone, closes no connection:
@@ -51,11 +53,22 @@ def _word(text: str) -> str:
     return text
 
 
+def _dsn(secret: SecretStr) -> SecretStr:
+    checked(secret.get_secret_value())
+    return secret
+
+
 def _as_text(value: Any) -> Any:
     """librdkafka takes text; JSON numbers and booleans are accepted in ONEPEN_KAFKA for convenience."""
     if not isinstance(value, dict):
         return value
     return {name: json.dumps(v) if isinstance(v, bool | int | float) else v for name, v in value.items()}
+
+
+def _harmless(properties: dict[str, str]) -> dict[str, str]:
+    if (sentence := refusal(properties)) is not None:
+        raise ValueError(sentence)
+    return properties
 
 
 def default_data_dir() -> Path:
@@ -77,10 +90,12 @@ Int64 = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)]
 class Settings(BaseSettings):
     """Immutable. Every field can be set by `ONEPEN_<FIELD>`; build it with `load_settings`."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="ignore", env_ignore_empty=True, hide_input_in_errors=True
+    )
 
     bootstrap: Annotated[str, Field(min_length=1)] = "127.0.0.1:9092"
-    dsn: SecretStr | None = None
+    dsn: Annotated[SecretStr, AfterValidator(_dsn)] | None = None
     dsn_file: Path | None = None
     prefix: Word = DEFAULT_PREFIX
     partitions: Annotated[int, Field(ge=1, le=10_000)] = PARTITIONS_DEVELOPMENT
@@ -103,7 +118,9 @@ class Settings(BaseSettings):
     """A processor that is stopped keeps its state below `data_dir`, so that its next start need not read it all."""
     objects_root: Path | None = None
     """Where `file://` objects lie, a folder per tenant. Without it, objects of erased sessions are only listed."""
-    kafka: Annotated[dict[str, str], BeforeValidator(_as_text)] = Field(default_factory=dict, repr=False)
+    kafka: Annotated[dict[str, str], BeforeValidator(_as_text), AfterValidator(_harmless)] = Field(
+        default_factory=dict, repr=False
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -123,7 +140,8 @@ class Settings(BaseSettings):
         return Topics(self.prefix)
 
     def kafka_client(self, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        """librdkafka properties of a client: ours, then `extra`, then what the user set in ONEPEN_KAFKA."""
+        """librdkafka properties of a client: ours, then `extra`, then what the user set in ONEPEN_KAFKA, where nothing
+        stands that would break a promise (`kafka_config.REFUSED`)."""
         ours = {"bootstrap.servers": self.bootstrap, "socket.timeout.ms": ANSWER_TIMEOUT_MS, **(extra or {})}
         return {**ours, **self.kafka}
 
@@ -136,7 +154,7 @@ class Settings(BaseSettings):
         if self.dsn is not None:
             return self.dsn.get_secret_value()
         if self.dsn_file is not None:
-            return _read_secret(self.dsn_file, "ONEPEN_DSN_FILE")
+            return _of_form(_read_secret(self.dsn_file, "ONEPEN_DSN_FILE"))
         raise Invalid(
             "no PostgreSQL address: set ONEPEN_DSN or ONEPEN_DSN_FILE, or start a local stack: onepen up",
             field="dsn",
@@ -158,6 +176,13 @@ class Settings(BaseSettings):
         if len(text) < TOKEN_KEY_CHARS_MIN:
             raise Invalid(f"token_key: shorter than {TOKEN_KEY_CHARS_MIN} characters", field="token_key")
         return text.encode()
+
+
+def _of_form(dsn: str) -> str:
+    try:
+        return checked(dsn)
+    except ValueError as error:
+        raise Invalid(f"ONEPEN_DSN_FILE: its content {error}", field="dsn_file") from None
 
 
 def _read_secret(path: Path, name: str) -> str:

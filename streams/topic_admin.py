@@ -15,19 +15,21 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import msgspec
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from onepen.schemas import codec
-from onepen.schemas.errors import Fatal, Poison, Retryable
+from onepen.schemas.errors import Fatal, Poison
 from onepen.schemas.limits import PROTOCOL_VERSION
 from onepen.schemas.policies import PartitionSettings, PolicyRecord
 from onepen.schemas.topics import TopicPlan, plan
+from onepen.streams import kafka_clients
 from onepen.streams.deadline import Deadline
 from onepen.streams.kafka_config import SAFE_WRITES
+from onepen.streams.kafka_errors import no_answer
 from onepen.streams.settings import Settings
 
 __all__ = ["Difference", "apply", "check", "plan_topics", "require_topics", "settings_record"]
@@ -140,11 +142,7 @@ def require_topics(settings: Settings, timeout_ms: int = CHECK_TIMEOUT_MS) -> No
 def _admin(settings: Settings) -> AdminClient:
     # The time-out of the socket limits what a creation may take, whatever its own limit is.
     ours = {"socket.timeout.ms": ADMIN_TIMEOUT_MS, "reconnect.backoff.max.ms": 500, "log_level": 0}
-    return AdminClient(settings.kafka_client(ours))
-
-
-def _unreachable(settings: Settings, error: object) -> Retryable:
-    return Retryable(f"Kafka at {settings.bootstrap} does not answer: {error}", retry_after_ms=1_000)
+    return kafka_clients.admin(settings.kafka_client(ours))
 
 
 def _partition_counts(admin: AdminClient, settings: Settings, deadline: Deadline) -> dict[str, int]:
@@ -155,7 +153,7 @@ def _partition_counts(admin: AdminClient, settings: Settings, deadline: Deadline
             return {name: len(topic.partitions) for name, topic in found.topics.items() if topic.error is None}
         except KafkaException as error:
             if deadline.expired:
-                raise _unreachable(settings, error.args[0].str()) from None
+                raise no_answer(settings.bootstrap, error) from None
 
 
 def _result(future: Future[Any], settings: Settings, deadline: Deadline) -> Any:
@@ -163,11 +161,11 @@ def _result(future: Future[Any], settings: Settings, deadline: Deadline) -> Any:
     try:
         return future.result(timeout=max(0.5, deadline.remaining_s()))
     except TimeoutError:
-        raise _unreachable(settings, "time ran out") from None
+        raise no_answer(settings.bootstrap, "time ran out") from None
     except KafkaException as error:
         cause: KafkaError = error.args[0]
         if cause.retriable() or cause.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
-            raise _unreachable(settings, cause.str()) from None
+            raise no_answer(settings.bootstrap, cause.str()) from None
         raise
 
 
@@ -226,7 +224,7 @@ def _await_topics(
             return counts
         if deadline.expired:
             missing = ", ".join(topic.name for topic in wanted if not counts.get(topic.name))
-            raise _unreachable(settings, f"the broker does not list {missing}")
+            raise no_answer(settings.bootstrap, f"the broker does not list {missing}")
         time.sleep(0.05)
 
 
@@ -266,17 +264,17 @@ def _write_settings_records(settings: Settings, deadline: Deadline) -> int:
         if error is not None:
             failures.append(error.str())
 
-    producer = Producer({**settings.kafka_client({"linger.ms": 0, "log_level": 3}), **SAFE_WRITES})
+    producer = kafka_clients.producer({**settings.kafka_client({"linger.ms": 0, "log_level": 3}), **SAFE_WRITES})
     for partition in lacking:
         producer.produce(settings.topics.inputs, value, POLICY_KEY, partition=partition, on_delivery=delivered)
     left = producer.flush(max(0.5, deadline.remaining_s()))
     if left or failures:
-        raise _unreachable(settings, failures[0] if failures else "the partition settings were not acknowledged")
+        raise no_answer(settings.bootstrap, failures[0] if failures else "the partition settings were not acknowledged")
     return len(lacking)
 
 
 def _partitions_without_settings(settings: Settings, deadline: Deadline) -> Iterator[int]:
-    consumer = Consumer(
+    consumer = kafka_clients.consumer(
         settings.kafka_client(
             {
                 "group.id": f"{settings.prefix}.topic-admin",
@@ -310,13 +308,13 @@ def _watermarks(consumer: Consumer, settings: Settings, place: TopicPartition, d
             found = cast("tuple[int, int] | None", answer)  # None when the time runs out
         except KafkaException as error:  # a partition just created may have no leader for a moment
             if deadline.expired:
-                raise _unreachable(settings, error.args[0].str()) from None
+                raise no_answer(settings.bootstrap, error) from None
             time.sleep(0.05)
             continue
         if found is not None:
             return found
         if deadline.expired:
-            raise _unreachable(settings, f"no offsets of {place.topic}/{place.partition}")
+            raise no_answer(settings.bootstrap, f"no offsets of {place.topic}/{place.partition}")
 
 
 def _read_without_settings(
@@ -327,7 +325,7 @@ def _read_without_settings(
         message = consumer.poll(min(0.5, max(0.05, deadline.remaining_s())))
         if message is None:
             if deadline.expired:
-                raise _unreachable(settings, f"no records of {settings.topics.inputs}")
+                raise no_answer(settings.bootstrap, f"no records of {settings.topics.inputs}")
             continue
         partition, offset, error = message.partition(), message.offset(), message.error()
         if partition is None or partition not in unread:

@@ -6,29 +6,30 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from onepen.schemas.errors import Retryable
 from onepen.streams.deadline import Deadline
+from onepen.streams.kafka_errors import no_answer
 
 
-def partition_counts(consumer: Consumer, topics: list[str], deadline: Deadline) -> dict[str, int]:
-    """Partition counts by topic. Raises `Retryable`, saying what mends it."""
+def partition_counts(consumer: Consumer, topics: list[str], deadline: Deadline, bootstrap: str) -> dict[str, int]:
+    """Partition counts by topic. Raises `Retryable`, saying what mends it or who at `bootstrap` did not answer."""
     counts: dict[str, int] = {}
     for topic in topics:
         try:
             found = consumer.list_topics(topic, timeout=max(0.001, deadline.remaining_s())).topics[topic]
         except KafkaException as error:
-            raise Retryable(f"no answer from the broker: {error.args[0].str()}") from None
+            raise no_answer(bootstrap, error) from None
         if found.error is not None or not found.partitions:
             raise Retryable(f"topic {topic} does not exist; to mend: onepen topics apply")
         counts[topic] = len(found.partitions)
     return counts
 
 
-def ends(consumer: Consumer, topic: str, partition: int, deadline: Deadline) -> tuple[int, int]:
+def ends(consumer: Consumer, topic: str, partition: int, deadline: Deadline, bootstrap: str) -> tuple[int, int]:
     """(first kept offset, high watermark): the second is the next record's, committed or not. Raises `Retryable`."""
     try:
         timeout_s = max(0.001, deadline.remaining_s())
         found = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
     except KafkaException as error:
-        raise Retryable(f"no answer from the broker: {error.args[0].str()}") from None
+        raise no_answer(bootstrap, error) from None
     if found is None:
-        raise Retryable(f"no answer from the broker about {topic}[{partition}]")
+        raise no_answer(bootstrap, f"no offsets of {topic}[{partition}]")
     return found[0], found[1]

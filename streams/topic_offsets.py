@@ -16,8 +16,9 @@ from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaException, Topi
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
+from onepen.streams import kafka_clients
 from onepen.streams.engine_settings import EngineSettings
-from onepen.streams.kafka_config import admin_client, forwarding_logger
+from onepen.streams.kafka_config import admin_client
 
 LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -53,7 +54,7 @@ class TopicOffsets:
             self._lock.release()
 
     def _new(self, limit_s: float) -> AdminClient:
-        admin = AdminClient(admin_client(self._settings), logger=forwarding_logger())
+        admin = kafka_clients.admin(admin_client(self._settings))
         for topic in self._topics:
             admin.list_topics(topic, timeout=limit_s)
         return admin

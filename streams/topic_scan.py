@@ -10,11 +10,12 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
 
 from onepen.schemas.errors import Fatal, Retryable
+from onepen.streams import kafka_clients
 from onepen.streams.deadline import Deadline
+from onepen.streams.kafka_errors import no_answer
 from onepen.streams.outside_reader import RawRecord, raw_record
 from onepen.streams.settings import Settings
 from onepen.streams.topic_ends import ends, partition_counts
@@ -36,8 +37,9 @@ class TopicScan:
     def __init__(self, settings: Settings, topic: str, *, log_append_time: bool = False) -> None:
         """`log_append_time`: a record whose timestamp was not set by the broker is `Fatal`."""
         self.topic = topic
+        self._bootstrap = settings.bootstrap
         self._log_append_time = log_append_time
-        self._consumer = Consumer(
+        self._consumer = kafka_clients.consumer(
             settings.kafka_client(
                 {
                     # Required by the client library; nothing is ever committed under this name.
@@ -62,11 +64,11 @@ class TopicScan:
 
     def partitions(self) -> int:
         """How many partitions the topic has. Raises `Retryable` when it does not exist or nobody answers."""
-        return partition_counts(self._consumer, [self.topic], Deadline(ANSWER_MS))[self.topic]
+        return partition_counts(self._consumer, [self.topic], Deadline(ANSWER_MS), self._bootstrap)[self.topic]
 
     def ends(self, partition: int) -> tuple[int, int]:
         """(first kept offset, high watermark). Raises `Retryable`."""
-        return ends(self._consumer, self.topic, partition, Deadline(ANSWER_MS))
+        return ends(self._consumer, self.topic, partition, Deadline(ANSWER_MS), self._bootstrap)
 
     def read(self, partition: int, start: int, end: int) -> Iterator[RawRecord]:
         """Committed records with `start` <= offset < `end`. Raises `Retryable` when it stands still.
@@ -112,12 +114,14 @@ def stable_end(settings: Settings, topic: str, partition: int) -> int:
 
     place = TopicPartition(topic, partition)
     latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    admin = AdminClient(settings.kafka_client())  # its answers die with it
+    admin = kafka_clients.admin(settings.kafka_client())  # its answers die with it
     asked = admin.list_offsets(
         {place: latest}, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=ANSWER_MS / 1000
     )
     try:
         offset: int = asked[place].result(ANSWER_MS / 1000 + 1).offset
     except TimeoutError:
-        raise Retryable(f"no answer from the broker about {topic}-{partition}") from None
+        raise no_answer(settings.bootstrap, f"no offset of {topic}-{partition}") from None
+    except KafkaException as error:
+        raise no_answer(settings.bootstrap, error) from None
     return offset

@@ -160,41 +160,59 @@ def _metrics_port(name: str, settings: Settings) -> dict[str, str]:
 
 def child_environment(settings: Settings) -> dict[str, str]:
     """What a process of the stack has to know, as environment."""
-    objects = {} if settings.objects_root is None else {"ONEPEN_OBJECTS_ROOT": str(settings.objects_root)}
-    return objects | {
+    return handed_on(settings) | {"ONEPEN_DSN": settings.require_dsn(), "PYTHONUNBUFFERED": "1"}
+
+
+def handed_on(settings: Settings) -> dict[str, str]:
+    """What options and the local stack have named, as environment, for code that reads its settings by itself.
+
+    All of it or nothing: where one address is in the environment, the others of the local stack are not looked for.
+    A DSN in a file stays there.
+    """
+    found = {
         "ONEPEN_BOOTSTRAP": settings.bootstrap,
-        "ONEPEN_DSN": settings.require_dsn(),
         "ONEPEN_PREFIX": settings.prefix,
         "ONEPEN_PARTITIONS": str(settings.partitions),
         "ONEPEN_TENANT_ID": str(settings.tenant_id),
         "ONEPEN_DATA_DIR": str(settings.data_dir),
-        "PYTHONUNBUFFERED": "1",
     }
+    if settings.dsn is not None:
+        found["ONEPEN_DSN"] = settings.dsn.get_secret_value()
+    if settings.objects_root is not None:
+        found["ONEPEN_OBJECTS_ROOT"] = str(settings.objects_root)
+    return found
 
 
 def write_pgpass(data_dir: Path, dsn: str) -> Path:
     """A password file for psql, so that no password stands on the screen or in an argument list."""
     from urllib.parse import unquote, urlsplit
 
+    from onepen.sinks.postgres_dsn import hosts
+
     parts = urlsplit(dsn)
-    fields = (parts.hostname or "*", str(parts.port or 5432), parts.path.lstrip("/") or "*", parts.username or "*")
+    database, user = unquote(parts.path.lstrip("/")) or "*", unquote(parts.username or "") or "*"
     password = unquote(parts.password or "")
-    escaped = (text.replace("\\", "\\\\").replace(":", "\\:") for text in (*fields, password))
+    lines = [
+        ":".join(text.replace("\\", "\\\\").replace(":", "\\:") for text in (*place, database, user, password)) + "\n"
+        for place in hosts(dsn)
+    ]
     path = data_dir / PGPASS_NAME
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "w", encoding="utf-8") as stream:
-        stream.write(":".join(escaped) + "\n")
+        stream.writelines(lines)
     return path
 
 
 def psql_command(data_dir: Path, dsn: str) -> str:
     """A line to paste that opens psql, without the password in it."""
     from shlex import quote
-    from urllib.parse import urlsplit
+    from urllib.parse import unquote, urlsplit
+
+    from onepen.sinks.postgres_dsn import hosts
 
     parts = urlsplit(dsn)
-    host, port = parts.hostname or "localhost", parts.port or 5432
-    database, user = parts.path.lstrip("/") or "postgres", parts.username or "postgres"
+    host, port = hosts(dsn)[0]
+    database, user = unquote(parts.path.lstrip("/")) or "postgres", unquote(parts.username or "") or "postgres"
     file = quote(str(data_dir / PGPASS_NAME))
     return f"PGPASSFILE={file} psql -h {quote(host)} -p {port} -U {quote(user)} {quote(database)}"
 

@@ -24,6 +24,7 @@ from onepen.cli.options import (
 )
 from onepen.cli.output import Format, note, show_record, show_rows, write_data
 from onepen.cli.terminal_text import json_text, printable
+from onepen.schemas.statuses import ACTIVE, RunStatus
 
 DEFAULT_LIMIT = 50
 TITLE_CHARS_MAX = 48
@@ -129,6 +130,10 @@ def show_session(
 def list_runs(
     session: SessionOption = None,
     active: Annotated[bool, typer.Option("--active", help="Only those that have not ended.")] = False,
+    status: Annotated[
+        list[RunStatus] | None,
+        typer.Option("--status", metavar="STATUS", help=f"Only these (may be repeated): {', '.join(RunStatus)}."),
+    ] = None,
     limit: LimitOption = DEFAULT_LIMIT,
     cursor: CursorOption = None,
     tenant: TenantOption = None,
@@ -141,13 +146,16 @@ def list_runs(
     Examples:
       onepen run list --session session-42
       onepen run list --active -o jsonl
+      onepen run list --status failed --status timed_out
     """
     from onepen.cli.tables import Tables
 
     if session is not None:
         checked_id(session, "session_id")
+    if active and status:
+        raise Failure("--active and --status: name one of them", ExitCode.USAGE)
     tables = Tables(settings_of(data_dir=data_dir, tenant=tenant))
-    rows, more = tables.runs(session, active, limit, cursor)
+    rows, more = tables.runs(session, ACTIVE if active else status or None, limit, cursor)
     _show_runs(rows, output)
     _tell_more(more)
 

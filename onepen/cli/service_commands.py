@@ -19,6 +19,7 @@ import typer
 from onepen.cli.app_groups import CONTEXT, add_command, new_group
 from onepen.cli.exit_codes import ExitCode
 from onepen.cli.failures import Failure
+from onepen.cli.local_stack import handed_on
 from onepen.cli.log_lines import LOG_NAME_VARIABLE, LogFormat
 from onepen.cli.options import (
     BootstrapOption,
@@ -110,10 +111,8 @@ def run_pool(settings: Settings, workers: int, log_format: LogFormat) -> None:
     from onepen.streams.process_pool import Member, ProcessPool, slots
 
     def member(number: int, slot: str) -> Member:
-        env = {
+        env = handed_on(settings) | {
             "ONEPEN_SLOT": slot,
-            "ONEPEN_BOOTSTRAP": settings.bootstrap,
-            "ONEPEN_DATA_DIR": str(settings.data_dir),
             "ONEPEN_LOG_FORMAT": log_format.value,
             "ONEPEN_PROCESSOR_WORKERS": "1",
             LOG_NAME_VARIABLE: slot,
@@ -245,10 +244,7 @@ def worker(
       onepen worker --app my_agent:worker
     """
     settings = settings_of(data_dir=data_dir, bootstrap=bootstrap, tenant=tenant)
-    # A worker of the user's reads its addresses by itself: hand them on where an option or the local stack named them.
-    os.environ["ONEPEN_BOOTSTRAP"] = settings.bootstrap
-    os.environ["ONEPEN_PREFIX"] = settings.prefix
-    os.environ["ONEPEN_TENANT_ID"] = str(settings.tenant_id)
+    os.environ.update(handed_on(settings))  # a worker of the user's reads its settings by itself
     chosen = _load_worker(application) if application is not None else _example(settings)
     from onepen.cli.example_worker import tell_when_ready
     from onepen.streams.readiness import say_ready

@@ -88,12 +88,11 @@ def _answered(client: Client, sent: Sent, wish: Wish) -> ExitCode:
         return _written(client, sent, wish)
     try:
         result = sent.verdict(wish.timeout_ms)
-    except UnknownOutcome:
-        note(
-            f"onepen: to ask again, with everything else as it was:"
+    except UnknownOutcome as error:
+        raise UnknownOutcome(
+            f"{error}; to ask again, with everything else as it was:"
             f" --input-id {sent.input_id} --issued-at {sent.issued_at_ms}"
-        )
-        raise
+        ) from None
     show_result(sent, result, wish.output)
     if result.reason == Reason.INVALID and (result.detail or {}).get("field") == "content":
         # What else may be wrong with content was judged before it was sent.

@@ -6,16 +6,15 @@ Rule: one short connection per command; the queries and the tenants' separation 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
-from onepen.schemas.errors import Retryable
+from onepen.sinks.postgres_dsn import answering
 
 if TYPE_CHECKING:
+    from onepen.schemas.statuses import RunStatus
     from onepen.sinks.postgres.history import Pool
     from onepen.streams.settings import Settings
 
@@ -29,8 +28,6 @@ class Tables:
 
     def __init__(self, settings: Settings) -> None:
         self._dsn = settings.require_dsn()
-        parts = urlsplit(self._dsn)
-        self._where = f"{parts.hostname or 'localhost'}:{parts.port or 5432}"
         self._tenant_id = settings.tenant_id
 
     def sessions(self, limit: int, cursor: str | None) -> tuple[list[dict[str, Any]], str | None]:
@@ -53,15 +50,13 @@ class Tables:
         }
 
     def runs(
-        self, session_id: str | None, active_only: bool, limit: int, cursor: str | None
+        self, session_id: str | None, statuses: Collection[RunStatus] | None, limit: int, cursor: str | None
     ) -> tuple[list[dict[str, Any]], str | None]:
         """A page of runs, newest first, and the cursor of the next page."""
         from onepen.sinks.postgres.readers import list_runs
 
         page = self._ask(
-            lambda pool: list_runs(
-                pool, self._tenant_id, session_id, active_only=active_only, limit=limit, cursor=cursor
-            )
+            lambda pool: list_runs(pool, self._tenant_id, session_id, statuses=statuses, limit=limit, cursor=cursor)
         )
         return [members(one) for one in page.items], page.next_cursor
 
@@ -94,11 +89,8 @@ class Tables:
             finally:
                 pool.terminate()
 
-        try:
+        with answering(self._dsn):
             return asyncio.run(ask())
-        except (OSError, TimeoutError) as error:
-            reason = _reason_of(error)
-            raise Retryable(f"PostgreSQL at {self._where} does not answer: {reason}") from None
 
 
 def members(view: msgspec.Struct) -> dict[str, Any]:
@@ -117,10 +109,3 @@ def _name(name: str) -> str:
 
 def _value(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else value
-
-
-def _reason_of(error: OSError | TimeoutError) -> str:
-    if error.errno is None:
-        return "no answer in time"
-    # asyncio writes the address into the text of the system's errors; names that do not resolve have negative codes.
-    return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)

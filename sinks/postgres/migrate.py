@@ -16,6 +16,7 @@ import asyncpg
 
 from onepen.schemas.errors import Fatal
 from onepen.sinks.postgres.connecting import Connection
+from onepen.sinks.postgres_dsn import answering
 
 __all__ = ["Migration", "migrate", "migrations", "pending", "statements"]
 
@@ -76,9 +77,11 @@ async def migrate(
 ) -> list[str]:
     """Apply what is missing; answers the names applied. `progress` gets a sentence per statement.
 
-    Raises `Fatal` when an applied file was edited since, or when the database is newer than this release.
+    Raises `Fatal` when an applied file was edited since, or when the database is newer than this release, and
+    `Retryable` when nobody answers.
     """
-    connection = await asyncpg.connect(dsn)
+    with answering(dsn):
+        connection = await asyncpg.connect(dsn)
     try:
         await connection.execute("select pg_advisory_lock($1)", ADVISORY_LOCK)
         await _check_encoding(connection)

@@ -277,7 +277,7 @@ where s.tenant_id = $1 and s.session_key = $2 and i.disposition is null;
 select r.*, s.session_key from agent_runs r join agent_sessions s on s.id = r.session_id
 where r.tenant_id = $1
     and ($2::text is null or s.session_key = $2)
-    and (not $3::boolean or r.status in ('running', 'compacting', 'cancelling'))
+    and ($3::text[] is null or r.status = any($3))
     and ($4::timestamptz is null or (r.created_at, r.id) < ($4, $5::bigint))
 order by r.created_at desc, r.id desc
 limit $6;

@@ -6,12 +6,14 @@ by key, never by number: a row that comes in between moves nothing. Times are mi
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 import asyncpg
 
 from onepen.schemas.errors import Invalid
+from onepen.schemas.statuses import RunStatus
 from onepen.sinks.postgres.history import Pool
 from onepen.sinks.postgres.named_columns import EPOCH, reading
 from onepen.sinks.postgres.queries import sql
@@ -82,13 +84,14 @@ async def list_runs(
     tenant_id: int,
     session_id: str | None = None,
     *,
-    active_only: bool = False,
+    statuses: Collection[RunStatus] | None = None,
     limit: int = PAGE,
     cursor: str | None = None,
 ) -> Page[RunView]:
-    """Runs of a tenant or of one session, newest first."""
+    """Runs of a tenant or of one session, newest first; `statuses`: only those that stand in one of them."""
     at, number = _read_cursor(cursor)
-    rows = await _fetch(pool, tenant_id, "list_runs", session_id, active_only, at, number, limit + 1)
+    wanted = None if statuses is None else sorted(statuses)
+    rows = await _fetch(pool, tenant_id, "list_runs", session_id, wanted, at, number, limit + 1)
     return _page(rows, limit, "created_at", _run)
 
 

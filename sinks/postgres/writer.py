@@ -171,9 +171,7 @@ class Writer:
             try:
                 lacking = await migrate.pending(connection)
                 if lacking:
-                    raise Fatal(
-                        f"the database lacks migrations ({', '.join(lacking)}): python -m onepen.sinks.postgres migrate"
-                    )
+                    raise Fatal(f"the database lacks migrations ({', '.join(lacking)}); to mend: onepen migrate")
                 await connection.execute(sql("staging_table"))
             except BaseException:
                 await discard(connection)

@@ -25,6 +25,7 @@ from onepen.schemas.offers import Offer
 from onepen.schemas.partitioning import partition_of
 from onepen.schemas.views import View
 from onepen.schemas.worker_records import Release, WorkerRecord
+from onepen.streams import kafka_clients
 from onepen.streams.deadline import Deadline
 from onepen.streams.plain_producer import PlainProducer
 from onepen.streams.settings import Settings
@@ -102,7 +103,9 @@ class Runtime:
 
     def start(self, stop: threading.Event) -> bool:
         """Connect, stand at the end of the inbox, then join the group. Tries until `stop`; False when it came."""
-        inbox = Consumer(self._consumer_properties(f"{self._group}.{self.worker_id}", "error"), logger=log)
+        inbox = kafka_clients.consumer(
+            self._consumer_properties(f"{self._group}.{self.worker_id}", "error"), logger=log
+        )
         while not self._connect(inbox):
             if stop.wait(RETRY_S):
                 inbox.close()
@@ -119,12 +122,12 @@ class Runtime:
         return True
 
     def _connect(self, inbox: Consumer) -> bool:
-        topics = self._topics
+        topics, bootstrap = self._topics, self._settings.bootstrap
         deadline = Deadline(START_TRY_MS)
         try:
-            self._counts = partition_counts(inbox, [topics.inputs, topics.offers, topics.signals], deadline)
+            self._counts = partition_counts(inbox, [topics.inputs, topics.offers, topics.signals], deadline, bootstrap)
             self.inbox = partition_of(self.worker_id.encode(), self._counts[topics.signals])
-            end = ends(inbox, topics.signals, self.inbox, deadline)[1]
+            end = ends(inbox, topics.signals, self.inbox, deadline, bootstrap)[1]
         except Retryable as error:
             log.warning("worker %s cannot start yet: %s", self.worker_id, error)
             return False
@@ -257,7 +260,7 @@ class Runtime:
     # -- offers in ---------------------------------------------------------------------------------------------
 
     def _read_offers(self) -> None:
-        consumer = Consumer(self._consumer_properties(self._group, "earliest"), logger=log)
+        consumer = kafka_clients.consumer(self._consumer_properties(self._group, "earliest"), logger=log)
 
         def assigned(_: Consumer, partitions: list[TopicPartition]) -> None:
             self._assigned.update(p.partition for p in partitions)

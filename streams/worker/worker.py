@@ -111,7 +111,8 @@ class Worker:
     async def serve_async(self, stop: asyncio.Event | None = None) -> None:
         """Work in this event loop until `stop` is set (or this task is cancelled). Installs no signal handlers.
 
-        Raises `Fatal` after an orderly stop when offers or views cannot be read any more.
+        Raises `Fatal` after an orderly stop when offers or views cannot be read any more, and `Invalid` for settings
+        that cannot work.
         """
         if self._body is None:
             raise Invalid("run: the worker has no body; decorate one with @worker.run", field="run")
@@ -138,6 +139,8 @@ class Worker:
         try:
             stopping = asyncio.ensure_future(stop.wait())
             await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()  # what cannot start says why, instead of waiting for its stop
             await stopping
         finally:
             halt.set()

@@ -29,6 +29,9 @@ DRIVERS: dict[str, tuple[str, ...]] = {
     "rich": ("onepen/cli/*", "onepen/demo/*"),
 }
 
+CLIENTS = {"Consumer", "Producer", "AdminClient", "AIOConsumer", "AIOProducer", "ShareConsumer"}
+CLIENT_MAKER = "streams/kafka_clients.py"
+
 CLOCKS = {("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today"), ("date", "today")}
 EFFECTS_AS_CALLS = {"eval", "exec", "id", "input", "open", "print"}
 
@@ -93,6 +96,22 @@ def test_drivers_stay_in_their_places(driver: str) -> None:
     users = [m.path for m in product_modules() if any(n.split(".")[0] == driver for n in m.imports())]
     strangers = [path for path in users if not any(fnmatch(path, place) for place in DRIVERS[driver])]
     assert not strangers, f"{driver} may be imported by {DRIVERS[driver]} only"
+
+
+def called_name(call: ast.Call) -> str:
+    return call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+
+
+def test_clients_are_made_in_one_place() -> None:
+    """A client without a logger writes to stderr by itself; there every one has one (tests/unit/streams)."""
+    made = {
+        f"{module.path}:{node.lineno}"
+        for module in product_modules()
+        if module.path != CLIENT_MAKER and any(name.split(".")[0] == "confluent_kafka" for name in module.imports())
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and called_name(node) in CLIENTS
+    }
+    assert not made, f"clients are made by {CLIENT_MAKER}"
 
 
 def test_the_core_calls_no_effects() -> None:

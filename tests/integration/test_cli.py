@@ -160,6 +160,8 @@ def test_what_the_tables_show(pipeline: Pipeline) -> None:
     assert (shown["runId"], shown["sessionId"], shown["status"]) == (run_id, name, "completed")
     listed = pipeline.run("run", "list", "--session", name, "-o", "jsonl").lines
     assert [run["runId"] for run in listed] == [run_id]
+    for status, found in (("completed", listed), ("failed", [])):
+        assert pipeline.run("run", "list", "--session", name, "--status", status, "-o", "jsonl").lines == found
     assert name in {str(one["sessionId"]) for one in pipeline.run("session", "list", "-o", "jsonl").lines}
     assert pipeline.run("session", "show", name, "-o", "json").json["sessionId"] == name
     asked = pipeline.until(lambda a: '"consumed"' in a.out, "input", "show", input_id, "-o", "jsonl").lines

@@ -106,7 +106,7 @@ def test_a_property_that_breaks_the_promise_is_refused_with_its_reason(world: En
     settings = EngineSettings(
         world.bootstrap, world.prefix, PARTITIONS, "s0", kafka={"isolation.level": "read_uncommitted"}
     )
-    with pytest.raises(Invalid, match=r"isolation\.level cannot be set: uncommitted records would be decided"):
+    with pytest.raises(Invalid, match=r"isolation\.level cannot be set: what is not committed"):
         KafkaLog(settings)
 
 

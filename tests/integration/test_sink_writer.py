@@ -15,6 +15,7 @@ import pytest
 from onepen.schemas import codec
 from onepen.schemas.errors import Fatal, Invalid
 from onepen.schemas.events import Cause, Event, EventDraft
+from onepen.schemas.statuses import ACTIVE, TERMINAL, RunStatus
 from onepen.sinks.postgres import history, migrate, readers
 from onepen.sinks.postgres.connecting import Consequence, consequence
 from onepen.sinks.postgres.rows import Placed
@@ -347,6 +348,11 @@ def test_readers_page_by_key(fresh_dsn: str) -> None:
             == len(runs)
             == await fetchval(dsn, "select count(*) from agent_runs where tenant_id = 1")
         )
+        for statuses in ([RunStatus.FAILED], ACTIVE, TERMINAL):
+            page = await readers.list_runs(pool, 1, statuses=statuses, limit=1_000)
+            assert page.items == tuple(run for run in runs if run.status in statuses)
+        assert await readers.list_runs(pool, 1, statuses=[]) == readers.Page((), None)
+        assert {run.status for run in runs} > {RunStatus.FAILED}
         first = await readers.list_sessions(pool, 1, limit=3)
         rest = await readers.list_sessions(pool, 1, limit=100, cursor=first.next_cursor)
         assert len(first.items) + len(rest.items) == 4

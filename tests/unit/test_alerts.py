@@ -1,4 +1,4 @@
-"""The alert rules name metrics that exist, say what to do, and name commands that exist."""
+"""The alert rules name metrics that exist and say what to do. For commands see unit/cli/test_named_commands.py."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
-from onepen.cli.app import build
 from onepen.schemas.topics import Topics
 from onepen.streams.counters import EngineCounters, LogCounters
 from onepen.streams.engine_view import View
@@ -86,13 +84,3 @@ def test_names_are_unique_and_wrong_ones_are_found() -> None:
     assert len(set(names)) == len(names) > 10
     assert unknown_metrics("rate(onepen_transactions[5m])") == {"onepen_transactions"}, "a counter is shown as _total"
     assert unknown_metrics("onepen_lag_records") == set()
-
-
-def test_the_commands_exist() -> None:
-    root = typer.main.get_command(build())
-    found = re.findall(r"`onepen ([a-z -]+)`", ALERTS.read_text("utf-8"))
-    assert found
-    for line in found:
-        at: Any = root
-        for word in line.split():
-            at = at.commands[word]

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr, ValidationError
 
 from onepen.schemas.errors import Invalid
 from onepen.streams.settings import Settings, ensure_token_key, load_settings
@@ -96,6 +97,15 @@ def test_secrets_are_not_shown_and_settings_are_frozen(monkeypatch: pytest.Monke
     assert "hush" not in repr(settings) + str(settings)
     with pytest.raises(Exception, match="frozen"):
         settings.bootstrap = "x"  # type: ignore[misc]
+
+
+def test_a_dsn_that_cannot_be_taken_apart_is_not_shown() -> None:
+    with pytest.raises(Invalid, match=r"ONEPEN_DSN: .*percent-encode") as refused:
+        load_settings(dsn="postgresql://u:hush#hush@h/d")
+    assert "hush" not in str(refused.value)
+    with pytest.raises(ValidationError) as direct:
+        Settings(dsn=SecretStr("postgresql://u:hush#hush@h/d"))
+    assert "hush" not in str(direct.value)
 
 
 def test_the_token_key_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:

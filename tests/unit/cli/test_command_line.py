@@ -122,6 +122,8 @@ USAGE = {
     "wrong recovery": (["auto", "s", "x", "--recovery", "maybe"], "recovery: "),
     "retry of no run": (["retry", "a b"], "run_id: only printable ASCII"),
     "erasable without a store": (["auto", "s", "x", "--erasable"], "none is configured (ONEPEN_OBJECTS_ROOT)"),
+    "unknown status": (["run", "list", "--status", "asleep"], "'asleep' is not one of"),
+    "active and a status": (["run", "list", "--active", "--status", "failed"], "--active and --status"),
     "follow without wait": (["prompt", "s", "x", "--no-wait", "--follow"], "--follow and --no-wait"),
     "once without demo": (["up", "--once"], "--once goes with --demo"),
     "unknown command of a group": (["topics", "show"], "No such command 'show'"),
@@ -216,6 +218,45 @@ def test_settings_that_are_wrong_are_named(run: Run, monkeypatch: pytest.MonkeyP
     code, _, err = run("topics", "plan")
     assert code == ExitCode.USAGE
     assert "ONEPEN_PARTITIONS" in one_line(err)
+
+
+@pytest.mark.parametrize("variable", ["ONEPEN_DSN", "ONEPEN_DSN_FILE"])
+@pytest.mark.parametrize("command", ["migrate", "sink", "audit", "session list", "demo"])
+def test_a_password_that_is_not_encoded_is_said_and_not_shown(
+    command: str, variable: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    dsn = "postgresql://user:hush#hush@host/db"
+    (tmp_path / "dsn").write_text(dsn)
+    monkeypatch.setenv(variable, dsn if variable == "ONEPEN_DSN" else str(tmp_path / "dsn"))
+    code, out, err = run(*command.split())
+    assert (code, out) == (ExitCode.USAGE, ""), err
+    assert f"{variable}: " in one_line(err)
+    assert "percent-encode" in err
+    assert "hush" not in err
+
+
+@pytest.mark.parametrize(
+    ("properties", "says"),
+    [
+        ('{"isolation.level": "read_uncommitted"}', "isolation.level cannot be set: "),
+        ('{"client.rack": "a", "enable.partition.eof": false}', "enable.partition.eof cannot be set: "),
+        ('{"foo.bar": "1"}', 'ONEPEN_KAFKA: No such configuration property: "foo.bar"'),
+        ('{"security.protocol": "pigeon"}', 'value "pigeon" for configuration property "security.protocol"'),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    ["tail s", "why in-1", "prompt s x", "topics check", "partition list", "processor", "sink", "worker"],
+)
+def test_a_property_that_is_not_taken_is_bad_usage_of_every_command(
+    command: str, properties: str, says: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONEPEN_KAFKA", properties)
+    monkeypatch.setenv("ONEPEN_DSN", "postgresql://u@127.0.0.1:9/db")
+    monkeypatch.setenv("ONEPEN_TOKEN_KEY", "k" * 64)
+    code, out, err = run(*command.split())
+    assert (code, out) == (ExitCode.USAGE, ""), err
+    assert says in one_line(err)
 
 
 def test_the_sink_says_that_it_needs_an_address(run: Run) -> None:

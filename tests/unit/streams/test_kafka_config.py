@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from onepen.schemas.errors import Invalid
 from onepen.streams import kafka_config
 from onepen.streams.engine_settings import EngineSettings
+from onepen.streams.settings import load_settings
 
 
 def settings(protocol: str = "classic", **kafka: str) -> EngineSettings:
@@ -16,12 +18,29 @@ def settings(protocol: str = "classic", **kafka: str) -> EngineSettings:
     return EngineSettings("broker:9092", "p", 4, "host-0", protocol, extra)
 
 
-@pytest.mark.parametrize("name", sorted(kafka_config.REFUSED))
+ALL = {**kafka_config.REFUSED, **kafka_config.REFUSED_IN_TRANSACTIONS}
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
 def test_what_breaks_the_promise_is_refused_with_its_reason(name: str) -> None:
     with pytest.raises(Invalid) as refused:
         kafka_config.check_properties({"client.rack": "a", name: "x"})
     assert refused.value.field == name
-    assert kafka_config.REFUSED[name] in str(refused.value)
+    assert ALL[name] in str(refused.value)
+
+
+@pytest.mark.parametrize("name", sorted(kafka_config.REFUSED))
+def test_no_process_takes_what_breaks_a_promise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEPEN_KAFKA", json.dumps({"client.rack": "a", name: "x"}))
+    with pytest.raises(Invalid) as refused:
+        load_settings()
+    assert str(refused.value) == f"ONEPEN_KAFKA: {name} cannot be set: {kafka_config.REFUSED[name]}"
+
+
+@pytest.mark.parametrize("name", sorted(kafka_config.REFUSED_IN_TRANSACTIONS))
+def test_who_writes_no_transactions_may_tune(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEPEN_KAFKA", json.dumps({name: "1"}))
+    assert load_settings().kafka_client()[name] == "1"
 
 
 def test_other_properties_reach_the_clients_they_are_for() -> None:
