@@ -10,7 +10,7 @@ from onepen.schemas.inputs import JSON, TEXT, Content, Input
 from onepen.schemas.limits import DURATION_MS_MAX, RECORD_BYTES_MAX, RENDERED_BYTES_MAX, SUBTASK_DEPTH_MAX
 from onepen.schemas.policies import Policy
 from onepen.schemas.statuses import IfMissed, Mode, OnBusy, Recovery, Scope, Target
-from onepen.schemas.strict_json import canonical, too_deep, well_formed
+from onepen.schemas.strict_json import canonical, well_formed
 
 _TEXT_CHARS_MAX = 1024
 _URI_CHARS_MAX = 2048
@@ -64,7 +64,7 @@ def _readable(content: Content) -> bool:
     data = content.data
     assert data is not None
     if content.media_type == JSON:
-        return not too_deep(data) and well_formed(data)
+        return well_formed(data)
     if content.media_type == TEXT:
         try:
             text = data.decode()

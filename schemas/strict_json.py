@@ -109,13 +109,11 @@ def parse(data: bytes | str, field: str = "json") -> Any:
 
 def parse_object(data: bytes) -> dict[str, Any] | None:
     """The inside reader: a JSON object within the depth limit, or None. Used on every report event, so it is quick."""
-    if too_deep(data):
-        return None
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and not too_deep(data) else None
 
 
 def members_unchanged(data: bytes) -> dict[str, Any]:
@@ -125,12 +123,12 @@ def members_unchanged(data: bytes) -> dict[str, Any]:
 
 
 def well_formed(data: bytes) -> bool:
-    """True when `data` is strict JSON text (UTF-8, no NaN, no lone surrogates)."""
+    """True when `data` is strict JSON text (UTF-8, no NaN, no lone surrogates) within the depth limit."""
     try:
         orjson.loads(data)
     except orjson.JSONDecodeError:
         return False
-    return True
+    return not too_deep(data)
 
 
 _TEXTS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -138,7 +136,8 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def too_deep(data: bytes) -> bool:
-    """True when the nesting of `data` (JSON text) exceeds the limit, judged outside of strings."""
+    """True when the nesting of `data` exceeds the limit, judged outside of strings. It must be JSON: other bytes, with
+    quotes that nothing closes, take time with the square of their length."""
     if len(data) <= 2 * JSON_DEPTH_MAX or data.count(b"[") + data.count(b"{") <= JSON_DEPTH_MAX:
         return False
     depth = 0

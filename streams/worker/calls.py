@@ -48,8 +48,8 @@ class OpenCalls:
                 raise asyncio.CancelledError(reason)
             return True if machine.trusted(now) else None
 
-        await self.held.until(open_now)
         await self.held.pace()
+        await self.held.until(open_now)  # last: what begins then begins in this very step
 
     @contextmanager
     def open(self) -> Iterator[int]:

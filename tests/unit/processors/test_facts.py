@@ -497,6 +497,18 @@ def test_late_results_are_kept_as_evidence() -> None:
     ]
 
 
+def test_evidence_that_readers_could_not_write_again_is_left_out() -> None:
+    """Libraries that read a thousand levels of JSON write some hundred."""
+    stage = play("prompt p1", "claim w1", "wait 30000", "fire lease")
+    deep = b'{"a":' * 300 + b"1" + b"}" * 300
+    stage.decide(
+        Report(**stage.worker_head("w1", {"g": "1"}), no=1, events=(ReportEvent(type="x.deep", payload=deep),))
+    )
+    (receipt,) = stage.decisions[-1].receipts
+    assert receipt.reason == "stale_generation"
+    assert orjson.loads(receipt.detail or b"") == {"events": [{"type": "x.deep"}]}
+
+
 def test_evidence_is_bounded_in_size() -> None:
     stage = play("prompt p1", "claim w1")
     huge = tuple(event_of("x." + "y" * 500, text="z" * 3_000) for _ in range(80))

@@ -154,7 +154,6 @@ def test_nesting_is_judged_outside_of_strings() -> None:
     assert not too_deep(orjson.dumps("[" * 1000))
     assert not too_deep(orjson.dumps({"\\": '"' + "[{" * 200 + "\\"}))
     assert not too_deep(b"[" + b"[]," * 5000 + b"[]]"), "wide is not deep"
-    assert too_deep(b'"\\"' + b"[" * 70 + b'"' + b"[" * 70)
 
 
 @settings(max_examples=200)
@@ -176,6 +175,13 @@ def test_nesting_is_judged_as_by_counting(value: Any, around: int) -> None:
     for _ in range(around):
         value = [value]
     assert too_deep(orjson.dumps(value)) == (depth(value) > JSON_DEPTH_MAX)
+
+
+def test_a_text_that_never_ends_is_refused_at_once() -> None:
+    """Quotes that nothing closes behind many brackets: a search for texts would begin anew at each of them."""
+    hostile = b"[" * 65 + b'"' + b'\\"' * 120_000
+    assert not well_formed(hostile)
+    assert parse_object(hostile) is None
 
 
 def test_objects_of_workers() -> None:

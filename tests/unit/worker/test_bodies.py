@@ -25,6 +25,7 @@ from onepen.streams.worker import (
 from onepen.streams.worker.actions import PERMITS_MAX
 from onepen.streams.worker.machine import UNANSWERED_MAX
 from onepen.streams.worker.payloads import args_digest
+from onepen.streams.worker.session import UNSETTLED_MAX
 from tests.unit.worker.bench import Bench, Running, played, until
 
 RUN = run_id(1, "s", 1)
@@ -428,6 +429,35 @@ def test_b28_suspended_means_nothing_new_until_an_answer() -> None:
     bench = played(scene)
     assert began == ["tool", "model"]
     assert bench.end()["terminalStatus"] == "completed"
+
+
+def test_b28_nothing_begins_when_the_lease_ran_out_while_reports_were_waited_for() -> None:
+    """More events are undecided than may be, so the start waits for them first; that may take longer than the lease."""
+    began: list[int] = []
+
+    async def scene(bench: Bench) -> None:
+        async def body(ctx: RunContext) -> None:
+            await until(lambda: bench.hold)
+            for number in range(UNSETTLED_MAX + 10):
+                ctx._held.report("message.completed", {"content": f"{number}"})
+            await ctx.tool("t", lambda: began.append(bench.skew_ms))
+
+        bench.ask(content="go")
+        running = bench.take(body, optimistic=False)
+        await until(lambda: running.held.machine.granted)
+        bench.hold = True
+        await until(lambda: running.held.machine.unsettled >= UNSETTLED_MAX)
+        bench.skew_ms += 3_000
+        bench.let_go()
+        await until(lambda: running.held.machine.unsettled == 0)
+        assert running.held.look(lambda m, now: m.suspended(now))
+        await asyncio.sleep(0.05)
+        assert began == []
+        running.held.tick()
+        await running.over()
+
+    assert played(scene).end()["terminalStatus"] == "completed"
+    assert began
 
 
 def test_a_lost_lease_stops_the_body_and_its_late_end_is_evidence() -> None:
