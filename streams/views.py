@@ -18,6 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ import faust
 import msgspec
 import orjson
 from aiokafka.consumer.fetcher import READ_COMMITTED  # type: ignore[import-untyped]
+from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
 from yarl import URL
 
@@ -41,6 +43,7 @@ VIEWS_FILE: Final = "views.json"
 WRITE_EVERY_S: Final = 0.2
 BEAT_EVERY_S: Final = 1.0
 """Written at least so often, so that a reader can tell a live view from an old file."""
+RETRY_S: Final = 2.0
 STOP_TIMEOUT_S: Final = 10.0
 CHATTY_LOGGERS: Final = ("aiokafka", "faust", "mode")
 """Fifty lines per start at level INFO, none of them about us."""
@@ -100,6 +103,15 @@ class _CommittedConsumerThread(AIOKafkaConsumerThread):
         heard = consumer._fetcher._isolation_level
         if heard != READ_COMMITTED:
             raise Fatal("the views' consumer does not read committed records only; this aiokafka is not supported")
+
+    async def on_thread_stop(self) -> None:
+        try:
+            await super().on_thread_stop()
+        except asyncio.CancelledError:
+            # While no broker answers aiokafka raises here the cancel of a fetch of its own, and would leave this
+            # thread without the word that it is down, which the application waits for.
+            consumer: Any = self._consumer
+            await consumer._client.close()
 
     async def _commit(self, offsets: Mapping[Any, int]) -> bool:
         now = time.monotonic()
@@ -207,40 +219,53 @@ def _build(settings: Settings) -> tuple[faust.App, _Counters]:
     return app, counters
 
 
-def _write(path: Path, views: Views) -> None:
+def _write(path: Path, counters: _Counters, topic: str) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(msgspec.json.encode(views))
+    draft.write_bytes(msgspec.json.encode(counters.snapshot(topic)))
     draft.replace(path)
 
 
 async def _serve(settings: Settings, stop: threading.Event, ready: Callable[[], None], path: Path) -> None:
-    app, counters = _build(settings)
-    await app.start()
-    log.info("views of %s, written to %s", settings.topics.events, path)
-    _write(path, counters.snapshot(settings.topics.events))
-    ready()
+    while not stop.is_set():
+        # A new application each time: its tables begin empty, and the log is read from its beginning.
+        app, counters = _build(settings)
+        try:
+            await app.start()
+            log.info("views of %s, written to %s", settings.topics.events, path)
+            write = partial(_write, path, counters, settings.topics.events)
+            write()
+            ready()
+            await _follow(app, counters, stop, write)
+        except KafkaError as error:
+            log.warning("Kafka at %s: %s; waiting for it", settings.bootstrap, error)
+        finally:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await app.stop()
+        await asyncio.to_thread(stop.wait, RETRY_S)
+
+
+async def _follow(app: faust.App, counters: _Counters, stop: threading.Event, write: Callable[[], None]) -> None:
+    """Write what is counted until `stop`. Raises the `KafkaError` that the application stopped for, or `Retryable`."""
     written: tuple[Any, ...] = ()
     beat = 0.0
-    try:
-        while not stop.is_set():
-            if app.crashed:
-                raise Retryable(f"the views stopped: {app.crash_reason!r}")
-            counted = tuple(sorted(counters.offsets.items()))
-            if counted != written or time.monotonic() - beat >= BEAT_EVERY_S:
-                _write(path, counters.snapshot(settings.topics.events))
-                written, beat = counted, time.monotonic()
-            await asyncio.sleep(WRITE_EVERY_S)
-    finally:
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await app.stop()
+    while not stop.is_set():
+        if app.crashed:
+            reason = app.crash_reason
+            raise reason if isinstance(reason, KafkaError) else Retryable(f"the views stopped: {reason!r}")
+        counted = tuple(sorted(counters.offsets.items()))
+        if counted != written or time.monotonic() - beat >= BEAT_EVERY_S:
+            write()
+            written, beat = counted, time.monotonic()
+        await asyncio.sleep(WRITE_EVERY_S)
 
 
 def run_views(
     settings: Settings, stop: threading.Event | None = None, *, ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Count until `stop` is set, writing `<data_dir>/views.json`; blocks. `ready` is called once the file is there.
+    """Count until `stop` is set, writing `<data_dir>/views.json`; blocks. `ready` is called once the log is read and
+    the file is there. A broker that is away is waited for.
 
-    Raises `Retryable` when the broker went away for good, `Fatal` when committed reading cannot be had.
+    Raises `Fatal` when committed reading cannot be had, `Retryable` when the application ended for a reason of its own.
     """
     for name in CHATTY_LOGGERS:
         if logging.getLogger(name).level == logging.NOTSET:

@@ -201,8 +201,7 @@ def views(data_dir: DataDirOption = None, bootstrap: BootstrapOption = None) -> 
 
     settings = settings_of(data_dir=data_dir, bootstrap=bootstrap)
     claim_if_ours(settings.data_dir)
-    say_ready()
-    serve("views", lambda stop: run_views(settings, stop))
+    serve("views", lambda stop: run_views(settings, stop, ready=say_ready))
 
 
 def migrate(data_dir: DataDirOption = None) -> None:
