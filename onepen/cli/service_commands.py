@@ -19,6 +19,7 @@ import typer
 from onepen.cli.app_groups import CONTEXT, add_command, new_group
 from onepen.cli.exit_codes import ExitCode
 from onepen.cli.failures import Failure
+from onepen.cli.local_stack import PROCESSORS_VARIABLE
 from onepen.cli.log_lines import LOG_NAME_VARIABLE, LogFormat
 from onepen.cli.options import (
     BootstrapOption,
@@ -77,7 +78,7 @@ def processor(
             min=1,
             max=256,
             metavar="N",
-            envvar="ONEPEN_PROCESSOR_WORKERS",
+            envvar=PROCESSORS_VARIABLE,
             help="So many processes, each with a slot and a metrics port of its own.",
         ),
     ] = 1,
@@ -115,7 +116,7 @@ def run_pool(settings: Settings, workers: int, log_format: LogFormat) -> None:
             "ONEPEN_BOOTSTRAP": settings.bootstrap,
             "ONEPEN_DATA_DIR": str(settings.data_dir),
             "ONEPEN_LOG_FORMAT": log_format.value,
-            "ONEPEN_PROCESSOR_WORKERS": "1",
+            PROCESSORS_VARIABLE: "1",
             LOG_NAME_VARIABLE: slot,
         }
         if settings.metrics_port is not None:
