@@ -12,6 +12,7 @@ What it shows is written to `<data_dir>/views.json`, replaced as a whole, togeth
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -28,6 +29,7 @@ import orjson
 from aiokafka.consumer.fetcher import READ_COMMITTED  # type: ignore[import-untyped]
 from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
+from mode.threads import ServiceThread, WorkerThread
 from yarl import URL
 
 from onepen.schemas.codec import decode_as
@@ -44,7 +46,7 @@ WRITE_EVERY_S: Final = 0.2
 BEAT_EVERY_S: Final = 1.0
 """Written at least so often, so that a reader can tell a live view from an old file."""
 RETRY_S: Final = 2.0
-STOP_TIMEOUT_S: Final = 10.0
+STOP_TIMEOUT_S: Final = 3.0
 CHATTY_LOGGERS: Final = ("aiokafka", "faust", "mode")
 """Fifty lines per start at level INFO, none of them about us."""
 MINUTE_MS: Final = 60_000
@@ -88,8 +90,18 @@ def read_views(path: Path) -> Views | None:
         return None
 
 
+class _PassingThread(WorkerThread):
+    """Ends with the process, whatever it waits for then."""
+
+    def __init__(self, service: ServiceThread, **kwargs: Any) -> None:
+        super().__init__(service, **kwargs)
+        self.daemon = True
+
+
 class _CommittedConsumerThread(AIOKafkaConsumerThread):
     """Reads committed records only, whatever Faust's own processing guarantee is, and commits nothing."""
+
+    Worker = _PassingThread
 
     def _create_worker_consumer(self, transport: Any) -> Any:
         consumer = super()._create_worker_consumer(transport)
@@ -103,6 +115,11 @@ class _CommittedConsumerThread(AIOKafkaConsumerThread):
         heard = consumer._fetcher._isolation_level
         if heard != READ_COMMITTED:
             raise Fatal("the views' consumer does not read committed records only; this aiokafka is not supported")
+
+    async def stop(self) -> None:
+        await super().stop()
+        if self._thread is None:
+            self.thread_loop.close()  # which a thread that began does itself
 
     async def on_thread_stop(self) -> None:
         try:
@@ -230,18 +247,31 @@ async def _serve(settings: Settings, stop: threading.Event, ready: Callable[[], 
         # A new application each time: its tables begin empty, and the log is read from its beginning.
         app, counters = _build(settings)
         try:
-            await app.start()
-            log.info("views of %s, written to %s", settings.topics.events, path)
-            write = partial(_write, path, counters, settings.topics.events)
-            write()
-            ready()
-            await _follow(app, counters, stop, write)
+            if await _started(app, stop):
+                log.info("views of %s, written to %s", settings.topics.events, path)
+                write = partial(_write, path, counters, settings.topics.events)
+                write()
+                ready()
+                await _follow(app, counters, stop, write)
         except KafkaError as error:
             log.warning("Kafka at %s: %s; waiting for it", settings.bootstrap, error)
         finally:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await app.stop()
+            # Nothing is committed and nothing kept: what a suspended broker does not answer is left behind.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await app.stop()
         await asyncio.to_thread(stop.wait, RETRY_S)
+
+
+async def _started(app: faust.App, stop: threading.Event) -> bool:
+    """False when `stop` came first. Raises `KafkaError`."""
+    starting = asyncio.ensure_future(app.start())
+    while not stop.is_set():
+        if (await asyncio.wait([starting], timeout=WRITE_EVERY_S))[0]:
+            await starting
+            return True
+    starting.cancel()
+    return False
 
 
 async def _follow(app: faust.App, counters: _Counters, stop: threading.Event, write: Callable[[], None]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +25,7 @@ from onepen.streams.feed import run_sink
 from onepen.streams.ports import free_port
 from onepen.streams.processor import run_processor
 from onepen.streams.settings import Settings, load_settings
+from onepen.streams.views import run_views
 from onepen.streams.worker import RunContext, Worker, runtime
 from tests.conformance.worlds import wait_for
 from tests.services import run_coroutine
@@ -82,7 +85,16 @@ def processes(environment: dict[str, str], folder: Path) -> Iterator[list[Proces
             process.kill()
 
 
-def test_every_process_waits_for_the_broker_and_ends_in_order_without_it(fresh_dsn: str, tmp_path: Path) -> None:
+def freeze(kafka: EmbeddedKafka) -> None:
+    pid = kafka.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("strike", [EmbeddedKafka.kill, pytest.param(freeze, marks=pytest.mark.long)])
+def test_every_process_waits_for_the_broker_and_ends_in_order_without_it(
+    fresh_dsn: str, tmp_path: Path, strike: Callable[[EmbeddedKafka], None]
+) -> None:
     kafka = EmbeddedKafka(tmp_path / "kafka")
     kafka.start()
     environment = {
@@ -103,10 +115,10 @@ def test_every_process_waits_for_the_broker_and_ends_in_order_without_it(fresh_d
             assert kafka.bootstrap == environment["ONEPEN_BOOTSTRAP"], "the broker came back at another address"
             for process in started:
                 wait_for(process.is_ready, f"{process.name} is ready", 60)
-            kafka.kill()
+            strike(kafka)
             ends = {process.name: process.end() for process in started}
         finally:
-            kafka.stop()
+            kafka.kill()
         said = {process.name: process.said for process in started}
     assert ends == dict.fromkeys(PROCESSES, 0), said
     assert [name for name, text in said.items() if "Traceback" in text] == [], said
@@ -139,6 +151,22 @@ def asking(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> th
 
     monkeypatch.setattr(module, name, ask)
     return asked
+
+
+def test_views_end_while_they_wait_for_an_answer_of_a_suspended_broker(settings: Settings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(END_S)
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        stop, ready = threading.Event(), threading.Event()
+        run = partial(run_views, settings.model_copy(update={"bootstrap": address}), stop, ready=ready.set)
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        asking, _ = silent.accept()
+        with asking:
+            stop.set()
+            thread.join(END_S)
+    assert not thread.is_alive()
+    assert not ready.is_set()
 
 
 @pytest.mark.parametrize("run", [run_processor, run_sink])
