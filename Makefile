@@ -33,7 +33,7 @@ $(VENV)/.package: $(VENV)/.dependencies pyproject.toml
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-test: env ## what is quick enough for a person (6 to 7 minutes on two cores)
+test: env ## what is quick enough for a person (about 4 minutes on two cores)
 	@exec $(BIN)/python -m tests.side_by_side
 
 integration: env ## only the tests on real Kafka and PostgreSQL

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-__all__ = ["BoundedCalls", "NotReturned"]
+__all__ = ["BoundedCalls", "NotReturned", "unless_stopped"]
 
 T = TypeVar("T")
+
+LOOK_S: Final = 0.05
+"""How soon a wish to stop is seen beside a call."""
 
 
 class NotReturned(Exception):
@@ -31,12 +34,16 @@ class BoundedCalls:
 
     def call(self, work: Callable[[], T], limit_s: float) -> T:
         """What `work` returns or raises. Raises `NotReturned`."""
-        answer: Future[T] = Future()
-        self._work.put((answer, work))
         try:
-            return answer.result(limit_s)
+            return self.begin(work).result(limit_s)
         except TimeoutError:
             raise NotReturned(f"a call has not returned within {limit_s:.1f} s") from None
+
+    def begin(self, work: Callable[[], T]) -> Future[T]:
+        """What `work` will return or raise."""
+        answer: Future[T] = Future()
+        self._work.put((answer, work))
+        return answer
 
     def close(self) -> None:
         self._work.put(None)
@@ -49,3 +56,16 @@ class BoundedCalls:
             except BaseException as error:
                 answer.set_exception(error)
             del answer, work, item
+
+
+def unless_stopped(work: Callable[[], T], stop: threading.Event) -> T | None:
+    """What `work` returns or raises, or None as soon as `stop` is set: a call under way is left behind then."""
+    calls = BoundedCalls("until-stopped")
+    try:
+        answer = calls.begin(work)
+        while not stop.is_set():
+            if wait([answer], LOOK_S).done:
+                return answer.result()
+    finally:
+        calls.close()
+    return None

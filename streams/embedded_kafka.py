@@ -19,7 +19,7 @@ import sys
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,12 +100,17 @@ class EmbeddedKafka:
         *,
         port: int | None = None,
         heap_mb: int = DEFAULT_HEAP_MB,
+        settings: Mapping[str, str] | None = None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`port` is a wish for the broker's port; the remembered one, then any free one, serve otherwise."""
+        """`port` is a wish for the broker's port; the remembered one, then any free one, serve otherwise.
+
+        `settings` are broker settings.
+        """
         self.data_dir = data_dir.absolute()
         self._wished_port = port
         self._heap_mb = heap_mb
+        self._broker_settings = {**BROKER_SETTINGS, **(settings or {})}
         self._progress = progress
         self._java: Path | None = None
         self._jars: list[Path] = []
@@ -225,7 +230,7 @@ class EmbeddedKafka:
     def _settings(self, ports: Ports) -> dict[str, str]:
         """What stands in the broker's settings file."""
         return {
-            **BROKER_SETTINGS,
+            **self._broker_settings,
             "listeners": f"PLAINTEXT://127.0.0.1:{ports.broker},CONTROLLER://127.0.0.1:{ports.controller}",
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{ports.broker}",
             "controller.quorum.voters": f"1@127.0.0.1:{ports.controller}",

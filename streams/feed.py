@@ -24,7 +24,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from onepen.schemas import codec
-from onepen.schemas.errors import Fatal, Poison, Retryable
+from onepen.schemas.errors import Fatal, Poison
 from onepen.schemas.events import Event
 from onepen.schemas.receipts import Receipt
 from onepen.sinks.postgres.fold import check_record
@@ -39,7 +39,7 @@ from onepen.streams.kafka_statistics import StatisticsTexts
 from onepen.streams.object_sweeper import ObjectSweeper
 from onepen.streams.readiness import say_ready
 from onepen.streams.settings import Settings
-from onepen.streams.topic_admin import require_topics
+from onepen.streams.topic_admin import await_topics
 from onepen.streams.watch_extra import require_extra
 from onepen.streams.writer_thread import WriterThread
 
@@ -69,7 +69,7 @@ def run_sink(settings: Settings, stop: threading.Event, *, ready: Callable[[], N
     dsn = settings.require_dsn()
     if settings.metrics_port is not None:
         require_extra()
-    if not _await_topics(settings, stop):
+    if not await_topics(settings, stop):
         return
     with WriterThread(dsn, application_name=f"onepen-sink {settings.slot}"[:63]) as writer:
         feed = Feed(settings, writer, ready)
@@ -87,18 +87,6 @@ def _watched(settings: Settings, feed: Feed) -> contextlib.AbstractContextManage
     from onepen.streams.feed_watch import watching  # `run_sink` has looked for its extra
 
     return watching(settings, feed)
-
-
-def _await_topics(settings: Settings, stop: threading.Event) -> bool:
-    """False when `stop` came first. Raises `Fatal` when the topics differ from the plan."""
-    while not stop.is_set():
-        try:
-            require_topics(settings, 5_000)
-            return True
-        except Retryable as error:
-            log.warning("%s; waiting for it", error)
-            stop.wait(1.0)
-    return False
 
 
 @dataclass(slots=True, eq=False)

@@ -93,7 +93,8 @@ class Writer:
         """Give the producer up without ending its transaction: a successor under the same id does that."""
         self.calls.close()
         with contextlib.suppress(KafkaException):
-            self.producer.purge()
+            # Waiting for the library's own threads would have no limit, and this may be the producer that hangs.
+            self.producer.purge(blocking=False)
 
 
 class KafkaTransaction:

@@ -32,7 +32,7 @@ from onepen.streams.local_archive import LocalArchives
 from onepen.streams.settings import Settings
 from onepen.streams.state_file import StateHeader
 from onepen.streams.store import PartitionStore
-from onepen.streams.topic_admin import require_topics
+from onepen.streams.topic_admin import await_topics
 from onepen.streams.watch_extra import require_extra
 
 log = logging.getLogger("onepen.processor")
@@ -44,13 +44,14 @@ COLLECT_AFTER: Final = (50_000, 20, 100)
 def run_processor(settings: Settings, stop: threading.Event, drain: threading.Event | None = None) -> None:
     """Decide inputs until `stop` is set; when `drain` is set as well, give the partitions away at once.
 
-    Installs no signal handlers. Raises `Fatal` when a person has to look or a restart is the cure, and `Invalid` for
-    settings that cannot work; the message says what mends it.
+    Installs no signal handlers. A broker that is away is waited for. Raises `Fatal` when a person has to look or a
+    restart is the cure, and `Invalid` for settings that cannot work; the message says what mends it.
     """
     check_properties(settings.kafka)
     keys = Keys(settings.token_key_name, settings.require_token_key())
     watch = _watch(settings)
-    require_topics(settings)
+    if not await_topics(settings, stop):
+        return
     engine_settings = EngineSettings.from_settings(settings)
     if engine_settings.group_protocol == CONSUMER:
         warn_of_long_session(engine_settings)

@@ -8,6 +8,7 @@ changes a partition count, because keys would change their partition.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -22,22 +23,25 @@ from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from onepen.schemas import codec
-from onepen.schemas.errors import Fatal, Poison
+from onepen.schemas.errors import Fatal, Poison, Retryable
 from onepen.schemas.limits import PROTOCOL_VERSION
 from onepen.schemas.policies import PartitionSettings, PolicyRecord
 from onepen.schemas.topics import TopicPlan, plan
 from onepen.streams import kafka_clients
+from onepen.streams.bounded_calls import unless_stopped
 from onepen.streams.deadline import Deadline
 from onepen.streams.kafka_config import SAFE_WRITES
 from onepen.streams.kafka_errors import no_answer
 from onepen.streams.settings import Settings
 
-__all__ = ["Difference", "apply", "check", "plan_topics", "require_topics", "settings_record"]
+__all__ = ["Difference", "apply", "await_topics", "check", "plan_topics", "require_topics", "settings_record"]
 
 log = logging.getLogger(__name__)
 
 APPLY_TIMEOUT_MS: Final = 30_000
 CHECK_TIMEOUT_MS: Final = 15_000
+AWAIT_TRY_MS: Final = 5_000
+AWAIT_AGAIN_S: Final = 1.0
 ADMIN_TIMEOUT_MS: Final = 60_000
 POLICY_KEY: Final = b"policy"
 SETTINGS_VERSION: Final = 1
@@ -134,7 +138,25 @@ def apply(settings: Settings, timeout_ms: int = APPLY_TIMEOUT_MS) -> list[str]:
 
 def require_topics(settings: Settings, timeout_ms: int = CHECK_TIMEOUT_MS) -> None:
     """Raise `Fatal`, one line per difference from the plan, or `Retryable` when no answer comes in time."""
-    differences = check(settings, timeout_ms)
+    _refuse(check(settings, timeout_ms))
+
+
+def await_topics(settings: Settings, stop: threading.Event) -> bool:
+    """Wait for a broker that answers; False as soon as `stop` is set. Raises `Fatal` as `require_topics` does."""
+    while not stop.is_set():
+        try:
+            differences = unless_stopped(lambda: check(settings, AWAIT_TRY_MS), stop)
+        except Retryable as error:
+            log.warning("%s; waiting for it", error)
+            stop.wait(AWAIT_AGAIN_S)
+            continue
+        if differences is not None:
+            _refuse(differences)
+            return True
+    return False
+
+
+def _refuse(differences: list[Difference]) -> None:
     if differences:
         raise Fatal("the topics differ from the plan:\n" + "\n".join(map(str, differences)))
 

@@ -12,12 +12,14 @@ What it shows is written to `<data_dir>/views.json`, replaced as a whole, togeth
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +27,9 @@ import faust
 import msgspec
 import orjson
 from aiokafka.consumer.fetcher import READ_COMMITTED  # type: ignore[import-untyped]
+from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
+from mode.threads import ServiceThread, WorkerThread
 from yarl import URL
 
 from onepen.schemas.codec import decode_as
@@ -41,7 +45,8 @@ VIEWS_FILE: Final = "views.json"
 WRITE_EVERY_S: Final = 0.2
 BEAT_EVERY_S: Final = 1.0
 """Written at least so often, so that a reader can tell a live view from an old file."""
-STOP_TIMEOUT_S: Final = 10.0
+RETRY_S: Final = 2.0
+STOP_TIMEOUT_S: Final = 3.0
 CHATTY_LOGGERS: Final = ("aiokafka", "faust", "mode")
 """Fifty lines per start at level INFO, none of them about us."""
 MINUTE_MS: Final = 60_000
@@ -85,8 +90,18 @@ def read_views(path: Path) -> Views | None:
         return None
 
 
+class _PassingThread(WorkerThread):
+    """Ends with the process, whatever it waits for then."""
+
+    def __init__(self, service: ServiceThread, **kwargs: Any) -> None:
+        super().__init__(service, **kwargs)
+        self.daemon = True
+
+
 class _CommittedConsumerThread(AIOKafkaConsumerThread):
     """Reads committed records only, whatever Faust's own processing guarantee is, and commits nothing."""
+
+    Worker = _PassingThread
 
     def _create_worker_consumer(self, transport: Any) -> Any:
         consumer = super()._create_worker_consumer(transport)
@@ -100,6 +115,20 @@ class _CommittedConsumerThread(AIOKafkaConsumerThread):
         heard = consumer._fetcher._isolation_level
         if heard != READ_COMMITTED:
             raise Fatal("the views' consumer does not read committed records only; this aiokafka is not supported")
+
+    async def stop(self) -> None:
+        await super().stop()
+        if self._thread is None:
+            self.thread_loop.close()  # which a thread that began does itself
+
+    async def on_thread_stop(self) -> None:
+        try:
+            await super().on_thread_stop()
+        except asyncio.CancelledError:
+            # While no broker answers aiokafka raises here the cancel of a fetch of its own, and would leave this
+            # thread without the word that it is down, which the application waits for.
+            consumer: Any = self._consumer
+            await consumer._client.close()
 
     async def _commit(self, offsets: Mapping[Any, int]) -> bool:
         now = time.monotonic()
@@ -207,40 +236,66 @@ def _build(settings: Settings) -> tuple[faust.App, _Counters]:
     return app, counters
 
 
-def _write(path: Path, views: Views) -> None:
+def _write(path: Path, counters: _Counters, topic: str) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(msgspec.json.encode(views))
+    draft.write_bytes(msgspec.json.encode(counters.snapshot(topic)))
     draft.replace(path)
 
 
 async def _serve(settings: Settings, stop: threading.Event, ready: Callable[[], None], path: Path) -> None:
-    app, counters = _build(settings)
-    await app.start()
-    log.info("views of %s, written to %s", settings.topics.events, path)
-    _write(path, counters.snapshot(settings.topics.events))
-    ready()
+    while not stop.is_set():
+        # A new application each time: its tables begin empty, and the log is read from its beginning.
+        app, counters = _build(settings)
+        try:
+            if await _started(app, stop):
+                log.info("views of %s, written to %s", settings.topics.events, path)
+                write = partial(_write, path, counters, settings.topics.events)
+                write()
+                ready()
+                await _follow(app, counters, stop, write)
+        except KafkaError as error:
+            log.warning("Kafka at %s: %s; waiting for it", settings.bootstrap, error)
+        finally:
+            # Nothing is committed and nothing kept: what a suspended broker does not answer is left behind.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await app.stop()
+        await asyncio.to_thread(stop.wait, RETRY_S)
+
+
+async def _started(app: faust.App, stop: threading.Event) -> bool:
+    """False when `stop` came first. Raises `KafkaError`."""
+    starting = asyncio.ensure_future(app.start())
+    while not stop.is_set():
+        if (await asyncio.wait([starting], timeout=WRITE_EVERY_S))[0]:
+            await starting
+            return True
+    starting.cancel()
+    return False
+
+
+async def _follow(app: faust.App, counters: _Counters, stop: threading.Event, write: Callable[[], None]) -> None:
+    """Write what is counted until `stop`. Raises the `KafkaError` that the application stopped for, or `Retryable`."""
     written: tuple[Any, ...] = ()
     beat = 0.0
-    try:
-        while not stop.is_set():
-            if app.crashed:
-                raise Retryable(f"the views stopped: {app.crash_reason!r}")
-            counted = tuple(sorted(counters.offsets.items()))
-            if counted != written or time.monotonic() - beat >= BEAT_EVERY_S:
-                _write(path, counters.snapshot(settings.topics.events))
-                written, beat = counted, time.monotonic()
-            await asyncio.sleep(WRITE_EVERY_S)
-    finally:
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await app.stop()
+    while not stop.is_set():
+        if app.crashed:
+            reason = app.crash_reason
+            raise reason if isinstance(reason, KafkaError) else Retryable(f"the views stopped: {reason!r}")
+        counted = tuple(sorted(counters.offsets.items()))
+        if counted != written or time.monotonic() - beat >= BEAT_EVERY_S:
+            write()
+            written, beat = counted, time.monotonic()
+        await asyncio.sleep(WRITE_EVERY_S)
 
 
 def run_views(
     settings: Settings, stop: threading.Event | None = None, *, ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Count until `stop` is set, writing `<data_dir>/views.json`; blocks. `ready` is called once the file is there.
+    """Count until `stop` is set, writing `<data_dir>/views.json`; blocks. `ready` is called once the log is read and
+    the file is there. A broker that is away is waited for.
 
-    Raises `Retryable` when the broker went away for good, `Fatal` when committed reading cannot be had.
+    Raises `Fatal` when committed reading cannot be had, `Retryable` when the application ended for a reason of its own.
     """
     for name in CHATTY_LOGGERS:
         if logging.getLogger(name).level == logging.NOTSET:

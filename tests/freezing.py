@@ -13,14 +13,14 @@ def freeze_when(
     send: Callable[[signal.Signals], None],
     tries: int,
     pause_s: float,
-    rng: random.Random | None = None,
-) -> None:
+    rng: random.Random,
+) -> bool:
     """Freeze it again and again, at random up to `pause_s` apart, until it stands where it is wanted; after so many
-    tries it stands where it is. `send` is given SIGSTOP and SIGCONT."""
-    chance = rng or random.Random()
+    tries it goes on, and the answer is False. `send` is given SIGSTOP and SIGCONT."""
     for _ in range(tries):
         send(signal.SIGSTOP)
         if there():
-            return
+            return True
         send(signal.SIGCONT)
-        time.sleep(chance.uniform(0.0, pause_s))
+        time.sleep(rng.uniform(0.0, pause_s))
+    return False

@@ -34,6 +34,8 @@ from onepen.streams.stack_state import read_record
 from onepen.streams.supervisor import Supervisor
 
 START_TIMEOUT_MS = 90_000
+# Longer than a test needs a dead processor's transaction for; processors ask for less.
+PATIENT_KAFKA = {"transaction.max.timeout.ms": "120000"}
 # Tests kill servers, never machines: what the server wrote is in the page cache and survives that.
 FAST_POSTGRES = {"fsync": "off", "max_connections": "200"}
 
@@ -59,7 +61,7 @@ class TestServices:
     def bootstrap(self) -> str:
         """The address of the broker, which runs from now on."""
         if self._bootstrap is None:
-            kafka = EmbeddedKafka(self.data_dir / "kafka", progress=_say)
+            kafka = EmbeddedKafka(self.data_dir / "kafka", settings=PATIENT_KAFKA, progress=_say)
             supervisor = self.supervisor()
             kafka.prepare()
             child = dataclasses.replace(kafka_child(kafka), restart=False)

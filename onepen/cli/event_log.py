@@ -5,11 +5,13 @@ Rule: reading is from the log, never from tables; what is skipped is skipped by 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from onepen.cli.exit_codes import ExitCode
 from onepen.cli.failures import Failure
+from onepen.schemas.errors import Retryable
 from onepen.schemas.ids import output_key
 from onepen.schemas.partitioning import partition_of
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from onepen.streams.settings import Settings
 
 POLL_S = 0.2
+STANDS_STILL_S = 30.0
+"""Longer than a broker takes to come back; what is read of other sessions counts as going on."""
 
 
 class EventLog:
@@ -63,10 +67,15 @@ class EventLog:
         return decode_as(Event, message.value())
 
     def present(self) -> Iterator[Event]:
-        """What stands in the log now, and then no more."""
+        """What stands in the log now, and then no more. Raises `Retryable` when it cannot be read on."""
+        at, moved_s = 0, time.monotonic()
         while not self.caught_up:
             if (event := self.poll()) is not None:
-                yield event
+                yield event  # for as long as the reader of the output likes
+            if (now_at := sum(self._tail.next_offsets.values())) != at or event is not None:
+                at, moved_s = now_at, time.monotonic()
+            elif time.monotonic() - moved_s > STANDS_STILL_S:
+                raise Retryable(f"the log is not read on for {STANDS_STILL_S:.0f} s; is a broker away?")
 
     def endless(self) -> Iterator[Event]:
         """What stands in the log and what comes; ends by KeyboardInterrupt only."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 
+PROCESSORS_VARIABLE = "ONEPEN_PROCESSOR_WORKERS"
+"""So many processors run under one parent."""
 PROCESSES = ("processor", "sink", "views", "worker")
 PGPASS_NAME = "pgpass"
 OBJECTS_DIR = "objects"
@@ -153,9 +155,10 @@ def process_child(name: str, settings: Settings) -> Child:
 
 
 def _metrics_port(name: str, settings: Settings) -> dict[str, str]:
-    """Two processes of the stack show metrics: the processor on the named port, the sink on the next one."""
-    port = settings.metrics_port
-    return {"ONEPEN_METRICS_PORT": str(port + 1)} if name == "sink" and port else {}
+    """The processors show metrics on the named port and those behind it, one each, the sink on the next one."""
+    port, wish = settings.metrics_port, os.environ.get(PROCESSORS_VARIABLE, "")
+    processors = int(wish) if wish.isdecimal() else 1  # what is no number ends the processor with a sentence
+    return {"ONEPEN_METRICS_PORT": str(port + processors)} if name == "sink" and port else {}
 
 
 def child_environment(settings: Settings) -> dict[str, str]:

@@ -19,7 +19,7 @@ import typer
 from onepen.cli.app_groups import CONTEXT, add_command, new_group
 from onepen.cli.exit_codes import ExitCode
 from onepen.cli.failures import Failure
-from onepen.cli.local_stack import handed_on
+from onepen.cli.local_stack import PROCESSORS_VARIABLE, handed_on
 from onepen.cli.log_lines import LOG_NAME_VARIABLE, LogFormat
 from onepen.cli.options import (
     BootstrapOption,
@@ -78,7 +78,7 @@ def processor(
             min=1,
             max=256,
             metavar="N",
-            envvar="ONEPEN_PROCESSOR_WORKERS",
+            envvar=PROCESSORS_VARIABLE,
             help="So many processes, each with a slot and a metrics port of its own.",
         ),
     ] = 1,
@@ -114,7 +114,7 @@ def run_pool(settings: Settings, workers: int, log_format: LogFormat) -> None:
         env = handed_on(settings) | {
             "ONEPEN_SLOT": slot,
             "ONEPEN_LOG_FORMAT": log_format.value,
-            "ONEPEN_PROCESSOR_WORKERS": "1",
+            PROCESSORS_VARIABLE: "1",
             LOG_NAME_VARIABLE: slot,
         }
         if settings.metrics_port is not None:
@@ -200,8 +200,7 @@ def views(data_dir: DataDirOption = None, bootstrap: BootstrapOption = None) -> 
 
     settings = settings_of(data_dir=data_dir, bootstrap=bootstrap)
     claim_if_ours(settings.data_dir)
-    say_ready()
-    serve("views", lambda stop: run_views(settings, stop))
+    serve("views", lambda stop: run_views(settings, stop, ready=say_ready))
 
 
 def migrate(data_dir: DataDirOption = None) -> None:

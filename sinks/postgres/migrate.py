@@ -11,16 +11,19 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Final
 
 import asyncpg
 
-from onepen.schemas.errors import Fatal
-from onepen.sinks.postgres.connecting import Connection
+from onepen.schemas.errors import Fatal, Retryable
+from onepen.sinks.postgres.connecting import CONNECT_TIMEOUT_S, Connection
 from onepen.sinks.postgres_dsn import answering
 
 __all__ = ["Migration", "migrate", "migrations", "pending", "statements"]
 
 ADVISORY_LOCK = 0x6F6E6570656E  # "onepen"
+LOCK_WAIT_S: Final = 60
+"""For another runner, or a transaction that uses the tables. A statement at work has no limit: tables may be large."""
 
 _NAME = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _STATEMENT_END = re.compile(r";[ \t]*\n[ \t]*\n")
@@ -78,10 +81,11 @@ async def migrate(
     """Apply what is missing; answers the names applied. `progress` gets a sentence per statement.
 
     Raises `Fatal` when an applied file was edited since, or when the database is newer than this release, and
-    `Retryable` when nobody answers.
+    `Retryable` when nobody answers, or when a lock is not to be had in time.
     """
+    limit = {"lock_timeout": f"{LOCK_WAIT_S}s"}
     with answering(dsn):
-        connection = await asyncpg.connect(dsn)
+        connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S, server_settings=limit)
     try:
         await connection.execute("select pg_advisory_lock($1)", ADVISORY_LOCK)
         await _check_encoding(connection)
@@ -90,6 +94,11 @@ async def migrate(
         for migration in waiting:
             await _apply(connection, migration, progress)
         return [f"{migration.version:04}_{migration.name}" for migration in waiting]
+    except asyncpg.LockNotAvailableError:
+        raise Retryable(
+            f"a lock in the database was not to be had within {LOCK_WAIT_S} s: another migration, or a transaction "
+            "that stays open, holds it (pg_locks); try again"
+        ) from None
     finally:
         await connection.close()
 

@@ -26,6 +26,7 @@ from onepen.schemas.partitioning import partition_of
 from onepen.schemas.views import View
 from onepen.schemas.worker_records import Release, WorkerRecord
 from onepen.streams import kafka_clients
+from onepen.streams.bounded_calls import unless_stopped
 from onepen.streams.deadline import Deadline
 from onepen.streams.plain_producer import PlainProducer
 from onepen.streams.settings import Settings
@@ -106,7 +107,9 @@ class Runtime:
         inbox = kafka_clients.consumer(
             self._consumer_properties(f"{self._group}.{self.worker_id}", "error"), logger=log
         )
-        while not self._connect(inbox):
+        while not (connected := unless_stopped(lambda: self._connect(inbox), stop)):
+            if connected is None:  # it is being asked: left behind with that question
+                return False
             if stop.wait(RETRY_S):
                 inbox.close()
                 return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import sys
 from collections import Counter
@@ -77,13 +78,13 @@ class Pipeline:
         started = self._launcher.submit(launch, argv, log_path=self._log(name), env=env, cwd=self.directory)
         self._children[name] = started.result(STOP_MS / 1000)
 
-    def kill(self, name: str, *, amid_transaction: bool = False) -> None:
-        """SIGKILL, and a new process at once, as the supervisor would start it."""
+    def kill(self, name: str, *, amid_transaction: random.Random | None = None) -> None:
+        """SIGKILL, and a new process at once, as the supervisor would start it. `amid_transaction`: by these draws."""
         child = self._children[name]
         assert child.poll() is None, f"the {name} was not running: {tail_lines(self._log(name), 5)}"
-        if amid_transaction:
+        if amid_transaction is not None:
             opened = self._transactions.any if name == "processor" else self._open_in_the_tables
-            freeze_when(opened, child.signal, FREEZES_MAX, 0.02)
+            freeze_when(opened, child.signal, FREEZES_MAX, 0.02, amid_transaction)
         child.signal(signal.SIGKILL)
         child.wait(STOP_MS)
         self.kills[name] += 1

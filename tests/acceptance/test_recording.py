@@ -15,6 +15,7 @@ from onepen.sinks.postgres_outside import read_rolled_back
 from onepen.streams.outside_reader import read_topic
 from tests.acceptance.damage import damaged
 from tests.acceptance.pipeline import Pipeline
+from tests.seeds import drawn_seed
 
 AIRLINE = Path(__file__).parents[3] / "shared" / "data" / "airline-agent-trajectories.jsonl"
 RECORDING = AIRLINE if AIRLINE.exists() else SHIPPED
@@ -109,7 +110,7 @@ class Killer:
         self.done_at.append((self._reached, name))
         kills = self._pipeline.kills[name]
         # Transactions are short: of the kills at any moment none may hit one.
-        self._pipeline.kill(name, amid_transaction=kills % 2 == 1)
+        self._pipeline.kill(name, amid_transaction=self._chance if kills % 2 else None)
 
     def _hit_a_batch(self) -> bool:
         return read_rolled_back(self._pipeline.settings.require_dsn()) > self._rolled_back
@@ -126,10 +127,8 @@ class Killer:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_all_recorded_sessions_under_kills(pipeline: Pipeline) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
     before = read_rolled_back(pipeline.settings.require_dsn())
-    with Killer(pipeline, seed) as killer:
+    with Killer(pipeline, drawn_seed()) as killer:
         summary = re_enact(pipeline.settings, RECORDING, speed=PACE, progress=killer.progress)
     assert killer.failure is None
     print("killed", ", ".join(f"{name} at {at:.0%}" for at, name in killer.done_at))

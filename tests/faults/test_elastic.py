@@ -7,7 +7,6 @@ again which it had before reads only what others wrote meanwhile. How long parti
 from __future__ import annotations
 
 import random
-import secrets
 import time
 import traceback
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from tests.conformance.worlds import PARTITIONS
 from tests.faults.outside import SESSIONS, Wrong
 from tests.faults.team import Restored, Team
 from tests.faults.trial import FREEZE_S
+from tests.seeds import drawn_seed
 
 SLOTS = ("s0", "s1", "s2")
 PER_S = 200
@@ -135,7 +135,7 @@ def in_both_protocols(run: Callable[[str], str]) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_processes_come_and_go(kafka_bootstrap: str, tmp_path: Path) -> None:
-    seed = secrets.randbelow(2**32)
+    seed = drawn_seed()
 
     def run(protocol: str) -> str:
         team = Team(kafka_bootstrap, protocol, tmp_path / protocol, SLOTS, PER_S)

@@ -28,6 +28,7 @@ from tests.faults.outside import Events, Feed, Wrong, counting_inputs, offsets_a
 from tests.faults.process import Spec
 from tests.faults.trial import Processor
 from tests.faults.wire import Fault, Request, Verdict, Wire
+from tests.seeds import drawn_seed
 from tests.services import fresh_topic_prefix
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
@@ -242,7 +243,7 @@ def weather(bootstrap: str, wire: Wire, folder: Path, seed: int, *, late: bool, 
 
 
 def all_seeds(wired: tuple[str, Wire], folder: Path, *, late: bool, guard: bool) -> list[Wrong | None]:
-    first = random.randrange(1 << 32) // 2 * 2
+    first = drawn_seed()
     wired[1].done = Counter()
     with ThreadPoolExecutor(SEEDS) as pool:
         work = [

@@ -36,6 +36,8 @@ from tests.integration.running_pipeline import PARTITIONS, QUICK, Pipeline, even
 from tests.services import fresh_topic_prefix, run_coroutine
 
 TENANT = 1
+UNHURRIED = msgspec.structs.replace(QUICK, offer_ms=60_000, offer_max_ms=60_000, lease_ms=6_000, renew_ms=2_000)
+"""One lease has to end; no offer has, and a claim by hand may take its time."""
 WAIT_MS = 20_000
 
 
@@ -153,7 +155,7 @@ class Played(Pipeline):
         frozen = Frozen(self.settings, session)
         first = client.prompt(session, "go", source="remote")
         eventually(lambda: first.position, what="the prompt is in the log")
-        frozen.claim()  # of the first offer: it has to stand behind the prompt and before the offer's end
+        frozen.claim()  # of the first offer: it has to stand behind the prompt
         frozen.report(1, ("tool.started", b'{"toolCallId":"c1","toolName":"search"}'))
         subscription = self.subscriber().run(frozen.run_id, session_id=session, timeout_ms=WAIT_MS)
         seen = [next(event for event in subscription if event.type == "run.lease_lost")]
@@ -251,7 +253,7 @@ def playing(bootstrap: str, dsn: str, *, brief: bool = False) -> Iterator[Played
     topic_admin.apply(settings)
     run_coroutine(lambda: migrate(dsn))
     played = Played(settings)
-    played.put_policy(msgspec.structs.replace(QUICK, offer_ms=4_000))
+    played.put_policy(UNHURRIED)
     played.start()
     played.start_sink()
     try:

@@ -103,7 +103,7 @@ class Pipeline:
 
 
 @contextmanager
-def running(bootstrap: str, prefix: str, **options: Any) -> Iterator[Pipeline]:
+def running(bootstrap: str, prefix: str, policy: Policy = QUICK, **options: Any) -> Iterator[Pipeline]:
     settings = Settings(
         bootstrap=bootstrap,
         prefix=prefix,
@@ -114,7 +114,7 @@ def running(bootstrap: str, prefix: str, **options: Any) -> Iterator[Pipeline]:
     )
     topic_admin.apply(settings)
     pipeline = Pipeline(settings)
-    pipeline.put_policy(QUICK)
+    pipeline.put_policy(policy)
     pipeline.start()
     try:
         yield pipeline

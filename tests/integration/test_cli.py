@@ -21,7 +21,9 @@ from unittest.mock import patch
 
 import pytest
 
-from onepen.cli import main
+from onepen.cli import example_worker, main
+from onepen.streams.settings import load_settings
+from tests.integration.running_pipeline import serving
 from tests.services import fresh_topic_prefix
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -125,6 +127,16 @@ def pipeline(kafka_bootstrap: str, module_dsn: str, tmp_path_factory: pytest.Tem
         codes = [process.wait(20) for process in pipeline.processes]
         log.close()
     assert codes == [0] * len(PROCESSES), (data_dir / "processes.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def unhurried(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """The same for a tenant of its own, whose prompts with the word `slowly` go on until they are stopped."""
+    own = Pipeline(pipeline.environment | {"ONEPEN_TENANT_ID": str(secrets.randbelow(10**9) + 1000)})
+    with patch.dict(os.environ, own.environment, clear=True):
+        worker = example_worker.example_worker(load_settings())
+    with patch.object(example_worker, "SLOW_STEP_S", 3600.0), serving(worker, ANSWER_S * 1000):
+        yield own
 
 
 def session() -> str:
@@ -276,8 +288,8 @@ def test_no_wait_prints_where_it_was_written(pipeline: Pipeline) -> None:
     assert {"inputId", "issuedAt", "position"} <= set(answer.json)
 
 
-def test_queued_expired_steered_and_aborted(pipeline: Pipeline) -> None:
-    name = session()
+def test_queued_expired_steered_and_aborted(unhurried: Pipeline) -> None:
+    pipeline, name = unhurried, session()
     assert pipeline.run("prompt", name, "go slowly").code == 0
     assert pipeline.run("prompt", name, "busy?", "--on-busy", "reject").code == 3
     late = pipeline.run("prompt", name, "too late", "--ttl-ms", "300", "--follow", "-o", "jsonl")
@@ -335,8 +347,8 @@ def test_a_drained_processor_gives_its_partitions_away(pipeline: Pipeline, tmp_p
     assert (answer.code, {line["verdict"] for line in answer.lines}) == (0, {"started"})
 
 
-def test_the_rest_of_the_inputs_and_an_erase_that_takes_the_objects(pipeline: Pipeline) -> None:
-    name, objects = session(), Path(pipeline.environment["ONEPEN_OBJECTS_ROOT"])
+def test_the_rest_of_the_inputs_and_an_erase_that_takes_the_objects(unhurried: Pipeline) -> None:
+    pipeline, name, objects = unhurried, session(), Path(unhurried.environment["ONEPEN_OBJECTS_ROOT"])
 
     def stored() -> list[Path]:
         return [path for path in objects.rglob("*") if path.is_file()]
@@ -350,7 +362,7 @@ def test_the_rest_of_the_inputs_and_an_erase_that_takes_the_objects(pipeline: Pi
     assert done.code == 0, done.err
     assert {"subtask.finished", "run.compaction_finished"} <= {str(line.get("type")) for line in done.lines}
     assert len(stored()) == 2
-    first = pipeline.run("prompt", name, "slowly", "--run-timeout-ms", "60000", "-o", "json").json
+    first = pipeline.run("prompt", name, "slowly", "--run-timeout-ms", "600000", "-o", "json").json
     run_id = str(first["runId"])
     hint = pipeline.run("auto", name, "hint", "--source", "ui", "--expected-run", run_id, "-o", "json")
     assert hint.json["verdict"] == "steered"
@@ -373,11 +385,11 @@ def test_the_rest_of_the_inputs_and_an_erase_that_takes_the_objects(pipeline: Pi
         time.sleep(0.1)
 
 
-def test_b23_a_run_that_timed_out_is_retried(pipeline: Pipeline) -> None:
-    name = session()
+def test_b23_a_run_that_timed_out_is_retried(unhurried: Pipeline) -> None:
+    pipeline, name = unhurried, session()
     lost = pipeline.run("prompt", name, "slowly", "--run-timeout-ms", "1000", "--follow", "-o", "jsonl")
     assert lost.code == 1
     run_id = str(lost.lines[0]["runId"])
-    again = pipeline.run("retry", run_id, "--run-timeout-ms", "120000", "-o", "json").json
+    again = pipeline.run("retry", run_id, "--run-timeout-ms", "600000", "-o", "json").json
     assert again["verdict"] == "started"
     assert pipeline.run("abort", name, "--active", "--follow", "-o", "jsonl").code == 0

@@ -46,6 +46,10 @@ class Stack:
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
+    def left_behind(self, started: list[ProcessIdentity]) -> list[ProcessIdentity]:
+        """What still runs of these, and of what is on file now: a child that was ended is not."""
+        return [one for one in {*started, *self.identities()} if is_running(one)]
+
     def identities(self) -> list[ProcessIdentity]:
         record = read_record(self.data_dir)
         assert record is not None
@@ -85,7 +89,7 @@ def test_up_detached_then_down_keeps_the_data_and_leaves_no_process(stack: Stack
     started = stack.identities()
     kafka_port = int(json.loads((stack.data_dir / "stack.json").read_text())["addresses"]["bootstrap"].split(":")[1])
     assert stack.run("down").returncode == 0
-    assert [one for one in started if is_running(one)] == []
+    assert stack.left_behind(started) == []
     assert stack.run("status").returncode == 1
 
     with socket.socket() as squatter:
@@ -141,7 +145,7 @@ def test_ctrl_c_ends_everything_in_order(stack: Stack, tmp_path: Path) -> None:
         assert own in started
         process.send_signal(signal.SIGINT)
         assert process.wait(40) == 0
-    assert [one for one in started if is_running(one)] == []
+    assert stack.left_behind(started) == []
     assert "Traceback" not in errors.read_text()
     assert json.loads((stack.data_dir / "stack.json").read_text())["phase"] == "stopped"
 
@@ -153,4 +157,5 @@ def test_ctrl_c_during_the_start_leaves_nothing_behind(stack: Stack, tmp_path: P
         process.send_signal(signal.SIGINT)
         assert process.wait(40) == 130, errors.read_text()
     assert "Traceback" not in errors.read_text()
-    assert [one for one in started if is_running(one)] == []
+    assert stack.left_behind(started) == []
+    assert json.loads((stack.data_dir / "stack.json").read_text())["phase"] == "stopped"

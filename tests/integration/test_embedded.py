@@ -30,7 +30,7 @@ from onepen.streams.embedded_stack import kafka_child, postgres_child
 from onepen.streams.kafka_jars import JarsUnavailable, locked_jars, provide_jars
 from onepen.streams.process_identity import identify, is_running
 from onepen.streams.supervisor import Supervisor
-from tests.services import execute, run_coroutine
+from tests.services import PATIENT_KAFKA, execute, run_coroutine
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_the_broker_has_the_settings_that_the_architecture_names(kafka_bootstrap
     admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
     resource = ConfigResource(ResourceType.BROKER, "1")
     told = admin.describe_configs([resource])[resource].result(20)
-    wanted = embedded_kafka.BROKER_SETTINGS
+    wanted = embedded_kafka.BROKER_SETTINGS | PATIENT_KAFKA
     assert {name: told[name].value for name in wanted if name in told} == {
         name: value for name, value in wanted.items() if name in told
     }

@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 from tests.conformance.worlds import OutsideReader, wait_for
 from tests.freezing import freeze_when
 from tests.integration.engine_world import PARTITIONS, EngineWorld
+from tests.seeds import drawn_seed
 
 pytestmark = pytest.mark.integration
 
@@ -40,9 +41,7 @@ def kill_in_the_middle(world: EngineWorld, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("world", ["classic", pytest.param("consumer", marks=pytest.mark.long)], indirect=True)
 def test_b02_killed_in_the_middle_of_transactions(world: EngineWorld) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(drawn_seed())
     sent: list[str] = []
     kills = 0
     while kills < 2 or (kills < 8 and not world.aborted_records()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from onepen.sinks.postgres.migrate import migrate
 from onepen.sinks.postgres.writer import Writer
 from onepen.streams.settings import Settings
 from tests.event_streams import Generator, Streams
+from tests.freezing import freeze_when
 from tests.integration.running_sink import (
     PARTITIONS,
     WAIT_S,
@@ -37,8 +39,11 @@ from tests.integration.running_sink import (
     settings_on,
     wait_until,
 )
+from tests.seeds import drawn_seed
 from tests.services import execute, fresh_database, run_coroutine
 from tests.sink_tables import dump, fetchval, placed, write_all
+
+FREEZES_MAX = 100
 
 
 @pytest.fixture
@@ -238,30 +243,57 @@ def test_b46_killed_in_the_middle_of_a_batch(
     assert without_offsets(run_coroutine(lambda: dump(dsn))) == expected
 
 
+def in_parts(streams: Streams, count: int) -> list[Streams]:
+    """The same records, in so many pieces one behind the other."""
+
+    def part(records: list[Any], number: int) -> list[Any]:
+        return records[len(records) * number // count : len(records) * (number + 1) // count]
+
+    return [
+        Streams(
+            streams.partitions,
+            {p: part(records, number) for p, records in streams.events.items()},
+            {p: part(records, number) for p, records in streams.receipts.items()},
+        )
+        for number in range(count)
+    ]
+
+
+def epochs(dsn: str) -> int:
+    return int(run_coroutine(lambda: fetchval(dsn, "select coalesce(sum(epoch), 0) from sink_partitions")))
+
+
+def in_a_batch(dsn: str) -> bool:
+    stands = f"{OF_THE_SINK} and state = 'idle in transaction'"
+    return bool(run_coroutine(lambda: fetchval(dsn, f"select count(*) from pg_stat_activity where {stands}")))
+
+
 @pytest.mark.long
 def test_b46_killed_at_any_moment(
     settings: Settings, streams: Streams, expected: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    """Kills spread over the writing of small batches: nothing lost, nothing twice."""
-    dsn = settings.require_dsn()
-    producing = threading.Thread(target=produce, args=(settings, streams))
-    for kill in range(4):
+    """Kills in the middle of batches, wherever those are just then: nothing lost, nothing twice."""
+    dsn, rng = settings.require_dsn(), random.Random(drawn_seed())
+    parts = in_parts(streams, 8)
+    hits = 0
+    while parts and hits < 4:
+        before, rolled = epochs(dsn), rolled_back(dsn)
         process = start_process(settings, tmp_path)
+        producing = threading.Thread(target=produce, args=(settings, parts.pop(0)))
         try:
-            if kill == 0:
-                producing.start()
-            before = run_coroutine(lambda: fetchval(dsn, "select coalesce(sum(epoch), 0) from sink_partitions"))
-            wait_until(
-                lambda before=before: (
-                    run_coroutine(lambda: fetchval(dsn, "select coalesce(sum(epoch), 0) from sink_partitions")) > before
-                ),
-                "partitions are claimed",
-            )
-            time.sleep(0.03 * kill)
+            wait_until(lambda before=before: epochs(dsn) >= before + 2 * PARTITIONS, "partitions are claimed")  # type: ignore[misc]
+            producing.start()
+            caught = freeze_when(lambda: in_a_batch(dsn), process.send_signal, FREEZES_MAX, 0.01, rng)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(10)
-    producing.join()
+        producing.join()
+        if caught:
+            wait_until(lambda rolled=rolled: rolled_back(dsn) > rolled, "the batch is counted as rolled back")  # type: ignore[misc]
+            hits += 1
+    assert hits > 0, "no kill hit a batch"
+    for part in parts:
+        produce(settings, part)
     with RunningSink(settings):
         wait_until(lambda: caught_up(settings), "all rows")
     assert without_offsets(run_coroutine(lambda: dump(dsn))) == expected
@@ -283,7 +315,12 @@ class Lock:
                 await asyncio.to_thread(self._go.wait, 60)
             await connection.close()
 
-        asyncio.run(hold())
+        try:
+            asyncio.run(hold())
+        except Exception as error:
+            if not self._held.is_set():
+                raise
+            print(f"the lock went with its connection: {error!r}")
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -294,7 +331,8 @@ class Lock:
         self._thread.join(30)
 
 
-SINKS_WAITING = "datname = current_database() and application_name like 'onepen-sink%' and wait_event_type = 'Lock'"
+OF_THE_SINK = "datname = current_database() and application_name like 'onepen-sink%'"
+SINKS_WAITING = f"{OF_THE_SINK} and wait_event_type = 'Lock'"
 
 
 def waiting_for_lock(dsn: str) -> bool:
@@ -306,40 +344,59 @@ def end_orphans(dsn: str) -> None:
     execute(dsn, f"select pg_terminate_backend(pid) from pg_stat_activity where {SINKS_WAITING}")
 
 
+def lose_connections(dsn: str, wanted: int) -> None:
+    """Terminate so many connections of the sink, one after the other, each waiting inside of a batch."""
+    end = f"select array_agg(pid) from pg_stat_activity where {SINKS_WAITING} and pg_terminate_backend(pid)"
+    ended: set[int] = set()
+
+    def enough() -> bool:
+        ended.update(run_coroutine(lambda: fetchval(dsn, end)) or ())
+        return len(ended) >= wanted
+
+    wait_until(enough, f"{wanted} connections are lost")
+
+
 def test_connections_killed_again_and_again(
-    settings: Settings, streams: Streams, expected: dict[str, list[str]]
+    settings: Settings, streams: Streams, expected: dict[str, list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A lock holds each batch until it has lost some connections."""
     dsn = settings.require_dsn()
     with RunningSink(settings) as sink:
         wait_until(sink.ready.is_set, "ready")
-        producing = threading.Thread(target=produce, args=(settings, streams))
-        producing.start()
-        while producing.is_alive():
-            execute(
-                dsn,
-                "select pg_terminate_backend(pid) from pg_stat_activity"
-                " where datname = current_database() and application_name like 'onepen-sink%'",
-            )
-            time.sleep(0.02)
-        producing.join()
-        wait_until(lambda: caught_up(settings), "all rows")
+        for part in in_parts(streams, 3):
+            with Lock(dsn, "agent_sessions"):
+                produce(settings, part)
+                lose_connections(dsn, 3)
+                assert not caught_up(settings)
+            wait_until(lambda: caught_up(settings), "all rows")
+    assert caplog.text.count("PostgreSQL: ") >= 3
     assert without_offsets(run_coroutine(lambda: dump(dsn))) == expected
 
 
 def test_a_restart_of_the_database_is_waited_out(
-    kafka_bootstrap: str, topic_prefix: str, streams: Streams, expected: dict[str, list[str]], tmp_path: Path
+    kafka_bootstrap: str,
+    topic_prefix: str,
+    streams: Streams,
+    expected: dict[str, list[str]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """It is killed in the middle of a batch, when a part of the rows is there."""
     server = EmbeddedPostgres(tmp_path / "pg")
     dsn = server.start()
+    first, rest = in_parts(streams, 2)
     try:
         settings = settings_on(kafka_bootstrap, topic_prefix, dsn, tmp_path)
         with RunningSink(settings) as sink:
             wait_until(sink.ready.is_set, "ready")
-            producing = threading.Thread(target=produce, args=(settings, streams))
-            producing.start()
-            wait_until(lambda: count(dsn, "agent_run_events") > 0, "the first rows")
-            server.kill()
-            producing.join()
+            produce(settings, first)
+            wait_until(lambda: caught_up(settings), "the first rows")
+            with Lock(dsn, "agent_sessions"):
+                produce(settings, rest)
+                wait_until(lambda: waiting_for_lock(dsn), "the sink waits inside of its batch")
+                assert count(dsn, "agent_run_events") == len(list(first.all_events()))
+                server.kill()
+            wait_until(lambda: "PostgreSQL: " in caplog.text, "the sink has met the outage")
             assert server.start() == dsn, "the server came back at another address"
             wait_until(lambda: caught_up(settings), "all rows")
         assert without_offsets(run_coroutine(lambda: dump(dsn))) == expected

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from onepen.schemas import codec
-from onepen.schemas.errors import Fatal, Invalid
+from onepen.schemas.errors import Fatal, Invalid, Retryable
 from onepen.schemas.events import Cause, Event, EventDraft
 from onepen.schemas.statuses import ACTIVE, TERMINAL, RunStatus
 from onepen.sinks.postgres import history, migrate, readers
@@ -109,6 +109,24 @@ def test_a_failing_migration_leaves_nothing(fresh_dsn: str) -> None:
         assert await fetchval(dsn, "select to_regclass('half')") is None
 
     on_tables(test, fresh_dsn)
+
+
+def test_a_lock_that_somebody_keeps_is_not_waited_for_without_end(
+    fresh_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate, "LOCK_WAIT_S", 1)
+
+    async def test() -> None:
+        other = await asyncpg.connect(fresh_dsn)
+        try:
+            await other.execute("select pg_advisory_lock($1)", migrate.ADVISORY_LOCK)
+            with pytest.raises(Retryable, match="another migration"):
+                await migrate.migrate(fresh_dsn)
+        finally:
+            await other.close()
+        assert await migrate.migrate(fresh_dsn) != []
+
+    run_coroutine(test)
 
 
 def test_the_writer_says_that_migrations_are_missing(fresh_dsn: str) -> None:

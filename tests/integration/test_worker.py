@@ -7,17 +7,21 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from onepen.schemas.errors import Fatal
 from onepen.streams.worker import ActionPermit, ActionVoided, RunContext
-from tests.integration.running_pipeline import LEASE_MS, Pipeline, eventually, named, running, serving, types
+from tests.integration.running_pipeline import LEASE_MS, QUICK, Pipeline, eventually, named, running, serving, types
 from tests.services import fresh_topic_prefix
+
+UNHURRIED = msgspec.structs.replace(QUICK, offer_ms=60_000, offer_max_ms=60_000, lease_ms=9_000)
+"""Where neither an offer nor a lease is to end: renewals come as often as ever, and eight of them may be late."""
 
 
 @pytest.fixture(scope="module")
 def pipeline(kafka_bootstrap: str) -> Iterator[Pipeline]:
-    with running(kafka_bootstrap, fresh_topic_prefix()) as found:
+    with running(kafka_bootstrap, fresh_topic_prefix(), UNHURRIED) as found:
         yield found
 
 
@@ -200,7 +204,7 @@ def test_b27a_a_blocking_body_does_not_starve_the_renewals(pipeline: Pipeline) -
 
     @worker.run
     async def answer(ctx: RunContext) -> int:
-        threading.Event().wait(7)  # blocks the event loop for more than two leases
+        threading.Event().wait(1.2 * UNHURRIED.lease_ms / 1000)  # blocks the event loop for longer than a lease
         return ctx.generation
 
     with serving(worker), pipeline.client() as client:

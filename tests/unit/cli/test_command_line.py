@@ -5,13 +5,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from onepen.cli import main
+from onepen.cli import event_log, main
 from onepen.cli.exit_codes import MEANING, ExitCode
 from onepen.schemas.limits import RECORD_BYTES_MAX
 
@@ -299,3 +299,28 @@ def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr == ""
     assert done.stdout.strip() in ("0", "141")  # 0: all was written before the reader was gone
+
+
+class StandsStill:
+    """A reader of a log whose broker died right after it was opened."""
+
+    caught_up = False
+
+    def __init__(self, settings: object) -> None:
+        self.next_offsets: dict[tuple[str, int], int] = {}
+
+    def open(self, starts: Mapping[tuple[str, int], int | None]) -> None:
+        self.next_offsets = dict.fromkeys(starts, 0)
+
+    def poll(self, timeout_s: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_replay_whose_broker_dies_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onepen.streams.outside_reader.end_offsets", lambda *_: {0: 7, 1: 7})
+    monkeypatch.setattr("onepen.streams.log_tail.LogTail", StandsStill)
+    monkeypatch.setattr(event_log, "STANDS_STILL_S", 0.05)
+    code, out, err = run("run", "replay", "run-1")
+    assert (code, out) == (ExitCode.NO_ANSWER, "")
+    assert "is a broker away?" in one_line(err)

@@ -69,9 +69,15 @@ def test_commands_without_the_option_follow_the_environment(monkeypatch: pytest.
         assert format_of_environment() is form
 
 
-def test_processor_and_sink_of_a_local_stack_do_not_share_a_metrics_port(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("processors", "port"), [(None, "9465"), ("2", "9466"), ("4", "9468"), ("many", "9465")])
+def test_processors_and_sink_of_a_local_stack_do_not_share_a_metrics_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processors: str | None, port: str
+) -> None:
+    monkeypatch.delenv("ONEPEN_PROCESSOR_WORKERS", raising=False)
+    if processors is not None:
+        monkeypatch.setenv("ONEPEN_PROCESSOR_WORKERS", processors)
     settings = load_settings(data_dir=tmp_path, dsn="postgresql://u@h/d", metrics_port=9_464)
-    assert process_child("sink", settings).env["ONEPEN_METRICS_PORT"] == "9465"
+    assert process_child("sink", settings).env["ONEPEN_METRICS_PORT"] == port
     assert "ONEPEN_METRICS_PORT" not in process_child("processor", settings).env, "it has it from its parent"
     plain = load_settings(data_dir=tmp_path, dsn="postgresql://u@h/d")
     assert "ONEPEN_METRICS_PORT" not in process_child("sink", plain).env

@@ -501,9 +501,8 @@ def test_evidence_that_readers_could_not_write_again_is_left_out() -> None:
     """Libraries that read a thousand levels of JSON write some hundred."""
     stage = play("prompt p1", "claim w1", "wait 30000", "fire lease")
     deep = b'{"a":' * 300 + b"1" + b"}" * 300
-    stage.decide(
-        Report(**stage.worker_head("w1", {"g": "1"}), no=1, events=(ReportEvent(type="x.deep", payload=deep),))
-    )
+    event = type(event_of("x.y"))(type="x.deep", payload=deep)
+    stage.decide(Report(**stage.worker_head("w1", {"g": "1"}), no=1, events=(event,)))
     (receipt,) = stage.decisions[-1].receipts
     assert receipt.reason == "stale_generation"
     assert orjson.loads(receipt.detail or b"") == {"events": [{"type": "x.deep"}]}
