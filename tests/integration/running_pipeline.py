@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
 import orjson
 from confluent_kafka import Producer
 from pydantic import SecretStr
@@ -36,6 +37,9 @@ QUICK = Policy(
     permit_ms=1_500,
     cancel_ms=4_000,
 )
+
+UNHURRIED = msgspec.structs.replace(QUICK, offer_ms=60_000, offer_max_ms=60_000, lease_ms=9_000, cancel_ms=30_000)
+"""Where no offer, lease or cancel is to run out: renewals come as often as ever, and eight of them may be late."""
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from onepen.streams.deadline import DeadlineExpired
 from onepen.streams.settings import Settings
 from onepen.streams.subscriber import CursorAhead, CursorTooOld, Subscriber, UnknownRun
 from onepen.streams.worker import RunContext
-from tests.integration.running_pipeline import PARTITIONS, Pipeline, eventually, running, serving, types
+from tests.integration.running_pipeline import PARTITIONS, UNHURRIED, Pipeline, eventually, running, serving, types
 from tests.integration.running_sink import RunningSink
 from tests.services import fresh_topic_prefix, run_coroutine
 
@@ -38,7 +38,7 @@ def applied(settings: Settings, partition: int) -> int:
 
 @pytest.fixture(scope="module")
 def pipeline(kafka_bootstrap: str, module_dsn: str) -> Iterator[Pipeline]:
-    with running(kafka_bootstrap, fresh_topic_prefix()) as found:
+    with running(kafka_bootstrap, fresh_topic_prefix(), UNHURRIED) as found:
         run_coroutine(lambda: migrate(module_dsn))
         worker = found.worker()
 

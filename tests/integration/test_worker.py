@@ -7,16 +7,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 
 from onepen.schemas.errors import Fatal
 from onepen.streams.worker import ActionPermit, ActionVoided, RunContext
-from tests.integration.running_pipeline import LEASE_MS, QUICK, Pipeline, eventually, named, running, serving, types
+from tests.integration.running_pipeline import LEASE_MS, UNHURRIED, Pipeline, eventually, named, running, serving, types
 from tests.services import fresh_topic_prefix
-
-UNHURRIED = msgspec.structs.replace(QUICK, offer_ms=60_000, offer_max_ms=60_000, lease_ms=9_000)
-"""Where neither an offer nor a lease is to end: renewals come as often as ever, and eight of them may be late."""
 
 
 @pytest.fixture(scope="module")
