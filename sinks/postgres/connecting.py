@@ -45,7 +45,7 @@ def consequence(error: BaseException) -> Consequence:
     """Classify an exception of asyncpg or of the network."""
     if isinstance(error, asyncpg.PostgresError):
         state = error.sqlstate or ""
-        if state.startswith(("22", "23")):
+        if state.startswith(("22", "23", "54")):  # 54: a value too large for an index, nested too deep for the stack
             return Consequence.DATA
         if state.startswith(_PASSES) or state == _READ_ONLY:
             return Consequence.PASSES
