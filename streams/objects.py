@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from onepen.schemas.errors import Invalid, OnepenError
+from onepen.schemas.ids import object_folder
 from onepen.schemas.inputs import Content
 from onepen.streams.settings import Settings
 
@@ -24,7 +25,6 @@ __all__ = ["FileStore", "ObjectRefused", "ObjectStore", "load", "object_store", 
 
 OBJECT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Largest object that is stored or loaded as a whole."""
-SESSION_CHARS: Final = 32
 _NO_OBJECT: Final = (errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
@@ -94,9 +94,7 @@ class FileStore:
         return data
 
     def _path(self, tenant_id: int, session_id: str, digest: str) -> Path:
-        # A session id may hold slashes and dots; its hash is a plain name.
-        folder = sha256_hex(session_id.encode())[:SESSION_CHARS]
-        return self._root / str(tenant_id) / folder / digest
+        return self._root / str(tenant_id) / object_folder(session_id) / digest
 
     def _parts(self, tenant_id: int, uri: str) -> tuple[str, ...] | None:
         """Names below the root, the tenant's folder first; None when the URI leads elsewhere."""

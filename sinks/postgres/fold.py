@@ -4,7 +4,8 @@ Rule 1: folding a log in one batch or in any cut of it gives the same rows; each
 Rule 2: rows only move forward. An event at or below a row's (run, seq) changes nothing of that row.
 Rule 3: foreign members of a payload are taken only when they have the declared type; they never fail the batch.
 Rule 4: of an erased session no record makes a row, but for the receipts of its erase inputs; events still tell which
-objects are to be deleted. So nothing comes back, and it does not matter what was there before.
+objects are to be deleted, and every record that there may be some which no event tells of. So nothing comes back, and
+it does not matter what was there before.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from onepen.sinks.postgres.members import (
     shown,
     text_of,
 )
-from onepen.sinks.postgres.object_uris import object_uri
+from onepen.sinks.postgres.object_uris import ALL_OBJECTS, object_uri
 from onepen.sinks.postgres.payloads import parsed, stored
 from onepen.sinks.postgres.rows import (
     ActionKey,
@@ -133,6 +134,7 @@ def fold(before: Stored, records: Iterable[Placed]) -> Changes:
 
 
 def _fold_erased(changes: Changes, session: SessionKey, record: Event | Receipt) -> None:
+    changes.objects.add((*session, ALL_OBJECTS))
     if isinstance(record, Event):
         uri = object_uri(record.type, parsed(record.payload))
         if uri is not None:

@@ -248,9 +248,11 @@ select * from unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::text[])
 on conflict (session_id, uri_sha256) do nothing;
 
 -- objects_to_delete --
-select session_id, tenant_id, uri_sha256, uri from agent_objects_to_delete
-where refused is null and (session_id, uri_sha256) > ($1::bigint, $2::bytea)
-order by session_id, uri_sha256
+select o.session_id, o.tenant_id, s.session_key, o.uri_sha256, o.uri,
+    s.erased_at < now() - make_interval(secs => $4::float8) as is_last
+from agent_objects_to_delete o join agent_sessions s on s.id = o.session_id
+where o.refused is null and (o.session_id, o.uri_sha256) > ($1::bigint, $2::bytea)
+order by o.session_id, o.uri_sha256
 limit $3;
 
 -- object_is_gone --

@@ -39,10 +39,12 @@ def test_an_object_is_stored_once_and_loaded_by_its_digest(store: FileStore) -> 
 
 def test_the_sink_deletes_what_was_stored(store: FileStore) -> None:
     uri, other = store.put(7, "s", b"text"), store.put(7, "t", b"text")
-    FileObjects(store._root).delete(7, uri)
+    FileObjects(store._root).delete(7, "s", uri)
     with pytest.raises(ObjectRefused, match="is not there"):
         store.get(7, uri)
     assert store.get(7, other) == b"text", "the same content of another session is another object"
+    FileObjects(store._root).delete_all(7, "t")
+    assert files(store) == []
 
 
 @pytest.mark.parametrize(
