@@ -15,7 +15,7 @@ from onepen.sinks.postgres.connecting import connect
 from onepen.sinks.postgres.queries import sql
 from onepen.sinks.postgres.writer import Claimed, Slice
 from onepen.streams.writer_thread import WriterThread
-from tests.integration.test_sink_writer import batch, event, lock_waiters
+from tests.integration.test_sink_writer import batch, event, forget, lock_waiters, login
 from tests.sink_tables import fetchval, on_tables, writing
 
 pytestmark = pytest.mark.integration
@@ -61,16 +61,20 @@ def test_b46_the_next_owner_ends_one_that_is_frozen_inside_of_a_copy(
     monkeypatch.setattr(writer_module, "FROZEN_S", 0.2, raising=False)
 
     async def test(dsn: str) -> None:
-        async with writing(dsn) as old, writing(dsn) as new:
-            stale = await old.claim(("events", 0))
-            async with frozen_batch(dsn, stale), asyncio.timeout(WAIT_S):
-                current = await new.claim(("events", 0))
-            assert (current.epoch, current.next_offset) == (stale.epoch + 1, stale.next_offset)
-            written = await old.write([Slice(stale.place, stale.epoch, 0, 1, [])])
-            assert written.fenced == {stale.place}
-            assert await fetchval(dsn, "select next_offset from sink_partitions") == 0
-            written = await new.write([Slice(current.place, current.epoch, 0, 1, [])])
-            assert written.done == {current.place}
+        sink = await login(dsn, "onepen_sink")
+        try:
+            async with writing(sink) as old, writing(sink) as new:
+                stale = await old.claim(("events", 0))
+                async with frozen_batch(sink, stale), asyncio.timeout(WAIT_S):
+                    current = await new.claim(("events", 0))
+                assert (current.epoch, current.next_offset) == (stale.epoch + 1, stale.next_offset)
+                written = await old.write([Slice(stale.place, stale.epoch, 0, 1, [])])
+                assert written.fenced == {stale.place}
+                assert await fetchval(dsn, "select next_offset from sink_partitions") == 0
+                written = await new.write([Slice(current.place, current.epoch, 0, 1, [])])
+                assert written.done == {current.place}
+        finally:
+            await forget(dsn, sink)
 
     on_tables(test, fresh_dsn)
 
