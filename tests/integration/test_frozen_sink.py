@@ -14,8 +14,12 @@ from onepen.sinks.postgres import writer as writer_module
 from onepen.sinks.postgres.connecting import connect
 from onepen.sinks.postgres.queries import sql
 from onepen.sinks.postgres.writer import Claimed, Slice
+from onepen.streams.settings import Settings
 from onepen.streams.writer_thread import WriterThread
+from tests.event_streams import Generator
+from tests.integration.running_sink import PARTITIONS, RunningSink, caught_up, produce, wait_until
 from tests.integration.test_sink_writer import batch, event, forget, lock_waiters, login
+from tests.services import run_coroutine
 from tests.sink_tables import fetchval, on_tables, writing
 
 pytestmark = pytest.mark.integration
@@ -134,6 +138,31 @@ def test_a_claim_that_waits_holds_up_no_other_partition(fresh_dsn: str, monkeypa
             assert [claim.place for claim in await claims] == [held, third]
 
     on_tables(test, fresh_dsn)
+
+
+def test_a_running_sink_reads_the_other_partitions_and_asks_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "FROZEN_S", 3_600.0)
+    produce(settings, Generator(6, partitions=PARTITIONS, sessions=20).make(40))
+    dsn, held = settings.require_dsn(), (settings.topics.events, 0)
+    written = "select count(*) from sink_partitions where next_offset > 0"
+
+    async def test() -> None:
+        async with writing(dsn) as old:
+            stale = await old.claim(held)
+        async with frozen_batch(dsn, stale):
+            with RunningSink(settings) as sink:
+                others = 2 * PARTITIONS - 1
+                await asyncio.to_thread(
+                    wait_until, lambda: run_coroutine(lambda: fetchval(dsn, written)) == others, "the others"
+                )
+                assert not sink.ready.is_set()
+                monkeypatch.setattr(writer_module, "FROZEN_S", 0.2)
+                await asyncio.to_thread(wait_until, lambda: caught_up(settings), "all rows")
+                assert await asyncio.to_thread(sink.ready.wait, WAIT_S)
+
+    run_coroutine(test, 150)
 
 
 def test_the_server_notices_that_the_host_of_a_writer_is_lost(fresh_dsn: str) -> None:
