@@ -56,6 +56,11 @@ def run_id(tenant_id: int, session_id: str, run_no: int) -> str:
     return "run-" + hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def object_folder(session_id: str) -> str:
+    """Name of the folder that a session's objects lie in: an id may hold slashes and dots, its hash is a plain name."""
+    return hashlib.sha256(session_id.encode()).hexdigest()[:32]
+
+
 def output_key(tenant_id: int, session_id: str) -> bytes:
     """Key of events and receipts: `tenant/session`, unambiguous because the tenant is a number."""
     return f"{tenant_id}/{session_id}".encode()

@@ -66,6 +66,8 @@ def plan(
     forever = {"retention.ms": "-1", "retention.bytes": "-1"}
     common = {"min.insync.replicas": "2"} if replication >= 3 else {}
     inputs_kept = {"retention.ms": str(7 * 24 * _HOUR_MS)} if production else forever
+    # A re-execution takes the dead letters as given: none may go before the input that it is about.
+    letters_kept = {"retention.ms": str(90 * 24 * _HOUR_MS)} if production else forever
     delete = {"cleanup.policy": "delete", "max.message.bytes": "1048576"} | common
     compacted = {
         "cleanup.policy": "compact",
@@ -85,6 +87,6 @@ def plan(
         TopicPlan(
             topics.deadletters,
             partitions,
-            delete | {"retention.ms": str(90 * 24 * _HOUR_MS), "max.message.bytes": str(1280 * 1024)},
+            delete | letters_kept | {"max.message.bytes": str(1280 * 1024)},
         ),
     ]

@@ -31,7 +31,7 @@ _LONG_WORD = re.compile(r"[A-Za-z0-9_\-+/=.]{24,}")
 
 
 class NoSuchLetter(OnepenError):
-    """No dead letter has this id (any more: they are kept for 90 days)."""
+    """No dead letter has this id (any more: in production they are kept for 90 days)."""
 
 
 class LetterId(NamedTuple):

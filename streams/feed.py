@@ -200,7 +200,10 @@ class Feed:
             for claim in claims:
                 if claim.place in self._assigned and claim.place not in self._owned:
                     self._owned[claim.place] = _Owned(claim, claim.next_offset)
-            self._read_from_positions()
+            if self._claim_from_s is None and self._assigned - self._owned.keys():
+                self._claim_from_s = time.monotonic() + RECLAIM_AFTER_S  # a batch of the former owner holds them
+            if claims:
+                self._read_from_positions()
         if self._claim_from_s is None or time.monotonic() < self._claim_from_s:
             return
         self._claim_from_s = None

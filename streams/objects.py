@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from onepen.schemas.errors import Invalid, OnepenError
+from onepen.schemas.ids import object_folder
 from onepen.schemas.inputs import Content
 from onepen.streams.settings import Settings
 
@@ -24,8 +25,7 @@ __all__ = ["FileStore", "ObjectRefused", "ObjectStore", "load", "object_store", 
 
 OBJECT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Largest object that is stored or loaded as a whole."""
-SESSION_CHARS: Final = 32
-_NO_OBJECT: Final = (errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+_NO_OBJECT: Final = (errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class ObjectRefused(OnepenError):
@@ -69,6 +69,8 @@ class FileStore:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             _write_whole(path, data)
+        for folder in (path.parent, path.parent.parent, self._root):
+            _sync(folder)  # a name is on the disk when its folder is; another process may just have made it
         return path.as_uri()
 
     def serves(self, tenant_id: int, uri: str) -> bool:
@@ -94,9 +96,7 @@ class FileStore:
         return data
 
     def _path(self, tenant_id: int, session_id: str, digest: str) -> Path:
-        # A session id may hold slashes and dots; its hash is a plain name.
-        folder = sha256_hex(session_id.encode())[:SESSION_CHARS]
-        return self._root / str(tenant_id) / folder / digest
+        return self._root / str(tenant_id) / object_folder(session_id) / digest
 
     def _parts(self, tenant_id: int, uri: str) -> tuple[str, ...] | None:
         """Names below the root, the tenant's folder first; None when the URI leads elsewhere."""
@@ -131,7 +131,7 @@ def _open_below(root: Path, parts: tuple[str, ...]) -> int:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    """All of it or nothing, and on the disk before anybody points to it."""
+    """All of it or nothing. Its bytes are on the disk before it has its name."""
     draft = path.parent / f".{path.name[:16]}.{os.getpid()}.{secrets.token_hex(4)}"
     try:
         with draft.open("xb") as file:
@@ -142,11 +142,14 @@ def _write_whole(path: Path, data: bytes) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder)
+        os.fsync(opened)
     finally:
-        os.close(folder)
+        os.close(opened)
 
 
 def object_store(settings: Settings) -> ObjectStore | None:

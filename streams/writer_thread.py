@@ -1,6 +1,7 @@
 """An event loop in a thread of its own with the PostgreSQL writer in it: the bridge from the consumer loop.
 
-Rule: calls answer futures at once and are executed one after the other, in the order of the calls.
+Rule: calls answer futures at once. Writes are executed one after the other, in the order of the calls; so are claims,
+beside them on a connection of their own: a partition that somebody else holds keeps no other one from being written.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ class WriterThread:
         self._writer = Writer(dsn, application_name=application_name, outage=_say)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="onepen-sink-writer", daemon=True)
-        self._turn: asyncio.Lock | None = None
+        self._claimer = Writer(dsn, application_name=application_name, outage=_say)
+        self._turns: dict[Writer, asyncio.Lock] = {}
 
     def __enter__(self) -> WriterThread:
-        self._turn = asyncio.Lock()
+        self._turns = {self._writer: asyncio.Lock(), self._claimer: asyncio.Lock()}
         self._thread.start()
         return self
 
@@ -52,25 +54,23 @@ class WriterThread:
         self._thread.join(CLOSE_TIMEOUT_S)
 
     def claim(self, places: Sequence[Place]) -> Future[list[Claimed]]:
-        """Become the owner of the partitions; the future waits as long as the database is away."""
+        """Become the owner of the partitions, but for those that a batch holds; see `Writer.claim_free`.
 
-        async def claim_all() -> list[Claimed]:
-            return [await self._writer.claim(place) for place in places]
-
-        return self._submit(claim_all())
+        The future waits as long as the database is away.
+        """
+        return self._submit(self._claimer, self._claimer.claim_free(places))
 
     def write(self, slices: Sequence[Slice]) -> Future[Written]:
         """Write a batch; the future waits as long as the database is away."""
-        return self._submit(self._writer.write(slices))
+        return self._submit(self._writer, self._writer.write(slices))
 
     def sweep(self, objects: Objects) -> Future[Swept]:
         """Delete objects of erased sessions, beside the writing of batches and on a connection of its own."""
         return asyncio.run_coroutine_threadsafe(sweep_objects(self._dsn, objects), self._loop)
 
-    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def _submit(self, writer: Writer, work: Coroutine[Any, Any, T]) -> Future[T]:
         async def in_turn() -> T:
-            assert self._turn is not None, "inside of the block"
-            async with self._turn:
+            async with self._turns[writer]:
                 return await work
 
         return asyncio.run_coroutine_threadsafe(in_turn(), self._loop)
@@ -87,7 +87,7 @@ class WriterThread:
         for task in unfinished:
             task.cancel()
         await asyncio.gather(*unfinished, return_exceptions=True)
-        await self._writer.close()
+        await asyncio.gather(self._writer.close(), self._claimer.close())
 
 
 def _say(sentence: str | None) -> None:

@@ -233,7 +233,7 @@ class Generator:
                       reason=reason, run_id=run_id)  # fmt: skip
 
     def _pointer(self, session: _Session, name: str) -> dict[str, Any]:
-        uri = f"file://{self._objects_root}/{session.tenant_id}/{session.session_id}/{name}"
+        uri = f"file://{self._objects_root}/{session.tenant_id}/{ids.object_folder(session.session_id)}/{name}"
         return {"uri": uri, "digest": "0" * 64, "sizeBytes": 5}
 
     def _kin(self, session: _Session, run_id: str) -> dict[str, Any]:

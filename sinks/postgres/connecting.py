@@ -19,7 +19,8 @@ CONNECT_TIMEOUT_S: Final = 10
 COMMAND_TIMEOUT_S: Final = 60
 
 SERVER_SETTINGS: Final = {
-    # A frozen owner must not hold a partition's row for ever: its transaction ends, and the next one goes on.
+    # A frozen owner must not hold a partition's row for ever: its transaction ends, and the next one goes on. (One that
+    # is frozen in the middle of a COPY is not idle to the server: see `Writer.claim_free`.)
     "idle_in_transaction_session_timeout": "20s",
     "lock_timeout": "30s",
     "timezone": "UTC",
@@ -45,7 +46,7 @@ def consequence(error: BaseException) -> Consequence:
     """Classify an exception of asyncpg or of the network."""
     if isinstance(error, asyncpg.PostgresError):
         state = error.sqlstate or ""
-        if state.startswith(("22", "23")):
+        if state.startswith(("22", "23", "54")):  # 54: a value too large for an index, nested too deep for the stack
             return Consequence.DATA
         if state.startswith(_PASSES) or state == _READ_ONLY:
             return Consequence.PASSES

@@ -4,7 +4,8 @@ Rule 1: folding a log in one batch or in any cut of it gives the same rows; each
 Rule 2: rows only move forward. An event at or below a row's (run, seq) changes nothing of that row.
 Rule 3: foreign members of a payload are taken only when they have the declared type; they never fail the batch.
 Rule 4: of an erased session no record makes a row, but for the receipts of its erase inputs; events still tell which
-objects are to be deleted. So nothing comes back, and it does not matter what was there before.
+objects are to be deleted, and every record that there may be some which no event tells of. So nothing comes back, and
+it does not matter what was there before.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 from onepen.schemas import events as ev
 from onepen.schemas.errors import Poison
 from onepen.schemas.events import Event
-from onepen.schemas.ids import id_ok
+from onepen.schemas.ids import ID_CHARS_MAX, id_ok
 from onepen.schemas.receipts import Receipt
 from onepen.schemas.statuses import ACTIVE, TERMINAL, RunStatus
 from onepen.sinks.postgres.fold_actions import ACTION_TYPES, action_key, fold_action, fold_settlement
@@ -30,7 +31,7 @@ from onepen.sinks.postgres.members import (
     shown,
     text_of,
 )
-from onepen.sinks.postgres.object_uris import object_uri
+from onepen.sinks.postgres.object_uris import ALL_OBJECTS, object_uri
 from onepen.sinks.postgres.payloads import parsed, stored
 from onepen.sinks.postgres.rows import (
     ActionKey,
@@ -61,7 +62,10 @@ _DEADLINE_TYPES: Final = frozenset(
 
 
 def check_record(record: Event | Receipt) -> None:
-    """Raise `Poison` for a decoded record that no row can be made of: it is dead-lettered, the next one is taken."""
+    """Raise `Poison` for a decoded record that no row can be made of: it is dead-lettered, the next one is taken.
+
+    Whatever the fold or a text column would refuse is refused here, so that no record parks its partition.
+    """
     if not id_ok(record.session_id):
         raise Poison("invalid_id", "session_id")
     if not 0 <= record.at_ms <= AT_MS_MAX:
@@ -73,10 +77,15 @@ def check_record(record: Event | Receipt) -> None:
 
 
 def _check_event(event: Event) -> None:
+    if not id_ok(event.run_id):
+        raise Poison("invalid_id", "run_id")
+    if not id_ok(event.type):
+        raise Poison("invalid_type", event.type[:ID_CHARS_MAX])
     payload = parsed(event.payload)
     if not isinstance(payload, dict):
         raise Poison("payload_not_json", "not an object")
-    if event.type == ev.RUN_FINISHED and payload.get("terminalStatus") not in TERMINAL:
+    stored(event.payload, payload)
+    if event.type == ev.RUN_FINISHED and text_of(payload, "terminalStatus") not in TERMINAL:
         raise Poison("unknown_status", str(payload.get("terminalStatus")))
     if event.seq < 1 or event.run_no < 1:
         raise Poison("no_sequence", f"run {event.run_no} seq {event.seq}")
@@ -86,6 +95,8 @@ def _check_receipt(receipt: Receipt) -> None:
     if receipt.kind not in RECEIPT_KINDS:
         raise Poison("unknown_kind", receipt.kind)
     detail = None if receipt.detail is None else parsed(receipt.detail)
+    if receipt.detail is not None:
+        stored(receipt.detail, detail)
     if receipt.kind == "action" and not (
         isinstance(detail, dict) and all(isinstance(detail.get(name), str) for name in ("name", "actionKey", "status"))
     ):
@@ -123,6 +134,7 @@ def fold(before: Stored, records: Iterable[Placed]) -> Changes:
 
 
 def _fold_erased(changes: Changes, session: SessionKey, record: Event | Receipt) -> None:
+    changes.objects.add((*session, ALL_OBJECTS))
     if isinstance(record, Event):
         uri = object_uri(record.type, parsed(record.payload))
         if uri is not None:

@@ -2,6 +2,8 @@
 
 Rule: a row of `agent_objects_to_delete` goes only when its object is gone, so a crash in between repeats the deletion
 and loses none. Whatever cannot be deleted now is left for the next sweep; what never will is marked, for a person.
+A session's folder is swept again until STRAGGLERS_S after the erase: a client or a worker that knows nothing of it yet
+may still store an object.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import asyncpg
 
 from onepen.sinks.objects import ObjectRefused, Objects
 from onepen.sinks.postgres.connecting import Connection, connect
+from onepen.sinks.postgres.object_uris import ALL_OBJECTS
 from onepen.sinks.postgres.queries import sql
 
 __all__ = ["Swept", "sweep_objects"]
@@ -22,6 +25,7 @@ __all__ = ["Swept", "sweep_objects"]
 log = logging.getLogger(__name__)
 
 PAGE: Final = 100
+STRAGGLERS_S: Final = 3_600.0
 
 
 @dataclass(slots=True)
@@ -39,7 +43,7 @@ async def sweep_objects(dsn: str, objects: Objects, *, application_name: str = "
     try:
         swept = Swept()
         after: tuple[int, bytes] = 0, b""
-        while rows := await connection.fetch(sql("objects_to_delete"), *after, PAGE):
+        while rows := await connection.fetch(sql("objects_to_delete"), *after, PAGE, STRAGGLERS_S):
             for row in rows:
                 await _delete(connection, objects, row, swept)
             after = rows[-1]["session_id"], rows[-1]["uri_sha256"]
@@ -49,9 +53,13 @@ async def sweep_objects(dsn: str, objects: Objects, *, application_name: str = "
 
 
 async def _delete(connection: Connection, objects: Objects, row: asyncpg.Record, swept: Swept) -> None:
-    key = row["session_id"], row["uri_sha256"]
+    key, session = (row["session_id"], row["uri_sha256"]), (row["tenant_id"], row["session_key"])
+    whole = row["uri"] == ALL_OBJECTS
     try:
-        await asyncio.to_thread(objects.delete, row["tenant_id"], row["uri"])
+        if whole:
+            await asyncio.to_thread(objects.delete_all, *session)
+        else:
+            await asyncio.to_thread(objects.delete, *session, row["uri"])
     except ObjectRefused as refusal:
         log.warning("object of erased session %d of tenant %d is kept: %s", key[0], row["tenant_id"], refusal)
         await connection.execute(sql("object_is_refused"), *key, str(refusal))
@@ -60,5 +68,8 @@ async def _delete(connection: Connection, objects: Objects, row: asyncpg.Record,
         log.warning("object of erased session %d cannot be deleted now: %s", key[0], error.strerror)
         swept.left += 1
     else:
+        if whole and not row["is_last"]:
+            swept.left += 1
+            return
         await connection.execute(sql("object_is_gone"), *key)
         swept.gone += 1

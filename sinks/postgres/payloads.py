@@ -34,18 +34,28 @@ def parsed(raw: bytes) -> Any:
 
 
 def stored(raw: bytes, value: Any) -> tuple[str, bytes | None]:
-    """What goes into (`payload`, `raw`): jsonb text, and the bytes or None. `value` is `parsed(raw)`."""
-    text = canonical(value)
+    """What goes into (`payload`, `raw`): jsonb text, and the bytes or None. `value` is `parsed(raw)`.
+
+    Raises `Poison("payload_too_deep")`: JSON may be read that is nested deeper than what can be written.
+    """
+    text = _rendered(value)
     if text == raw and _JSONB_REWRITES.search(raw) is None:
         return text.decode(), None
     if b"\\u0000" in raw:
-        text = canonical(_without_nul(value))
+        text = _rendered(_without_nul(value))
     return text.decode(), raw
 
 
 def received(payload: str, raw: bytes | None) -> bytes:
     """The bytes that the log had: `payload` is the text of the jsonb column."""
     return canonical(orjson.loads(payload)) if raw is None else raw
+
+
+def _rendered(value: Any) -> bytes:
+    try:
+        return canonical(value)
+    except TypeError as error:  # a parsed value has no foreign types: only its depth can be refused
+        raise Poison("payload_too_deep", str(error)) from None
 
 
 def _without_nul(value: Any) -> Any:

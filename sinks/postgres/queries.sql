@@ -6,6 +6,26 @@ insert into sink_partitions as p (topic, partition, epoch, next_offset) values (
 on conflict (topic, partition) do update set epoch = p.epoch + 1
 returning epoch, next_offset;
 
+-- wait_for_locks --
+-- Until the end of the transaction.
+select set_config('lock_timeout', $1, true);
+
+-- end_frozen_owner --
+-- End the session whose open batch holds this row and waits for its client since long ago: in the middle of a COPY no
+-- time-out of the server's runs. One that works, even for long, waits for no client. Only sinks of this same role.
+select a.pid, a.application_name, pg_terminate_backend(a.pid) as ended
+from sink_partitions p join pg_stat_activity a on a.backend_xid = p.xmax
+where p.topic = $1 and p.partition = $2 and a.usename = session_user and a.application_name like 'onepen-sink%'
+    and a.wait_event_type = 'Client' and a.xact_start < clock_timestamp() - make_interval(secs => $3::float8);
+
+-- limits_of_a_writer --
+-- A host that is lost is found out within half a minute; from PostgreSQL 17 on no transaction stays for ever, though it
+-- may take as long as erasing the largest session.
+select set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),
+    set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '30s', false),
+    case when current_setting('server_version_num')::int >= 170000
+        then set_config('transaction_timeout', '90min', false) end;
+
 -- advance_partitions --
 -- First statement of every batch; a missing row means that somebody else wrote or owns that partition.
 update sink_partitions p set next_offset = b.next_offset
@@ -228,9 +248,11 @@ select * from unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::text[])
 on conflict (session_id, uri_sha256) do nothing;
 
 -- objects_to_delete --
-select session_id, tenant_id, uri_sha256, uri from agent_objects_to_delete
-where refused is null and (session_id, uri_sha256) > ($1::bigint, $2::bytea)
-order by session_id, uri_sha256
+select o.session_id, o.tenant_id, s.session_key, o.uri_sha256, o.uri,
+    s.erased_at < now() - make_interval(secs => $4::float8) as is_last
+from agent_objects_to_delete o join agent_sessions s on s.id = o.session_id
+where o.refused is null and (o.session_id, o.uri_sha256) > ($1::bigint, $2::bytea)
+order by o.session_id, o.uri_sha256
 limit $3;
 
 -- object_is_gone --

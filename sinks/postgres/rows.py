@@ -233,7 +233,7 @@ class Stored:
 class Changes:
     """What a batch changes besides its sessions, each row once, in its last state.
 
-    `objects`: (tenant_id, session_key, uri) of objects of erased sessions.
+    `objects`: (tenant_id, session_key, uri or `ALL_OBJECTS`) of erased sessions.
     """
 
     events: list[EventRow] = field(default_factory=list)

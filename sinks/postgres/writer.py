@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+import asyncpg
 
 from onepen.schemas.errors import Fatal, OnepenError
 from onepen.sinks.postgres import migrate
@@ -29,6 +32,11 @@ log = logging.getLogger(__name__)
 Place = tuple[str, int]
 """(topic, partition)"""
 
+LOCK_WAIT_S: Final = 1.0
+"""So long a round of claims waits for batches that are being committed."""
+LOCK_WAIT_LEAST_S: Final = 0.02
+FROZEN_S: Final = 20.0
+"""An owner that is silent in the middle of its batch, which is older than this, is ended by the next owner."""
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 
@@ -101,9 +109,33 @@ class Writer:
     async def claim(self, place: Place) -> Claimed:
         """Become the owner of a partition. Waits for a batch of the former owner that is being committed."""
         while True:
+            for claimed in await self.claim_free([place]):
+                return claimed
+
+    async def claim_free(self, places: Sequence[Place]) -> list[Claimed]:
+        """Become the owner of partitions, but for those that a batch of the former owner holds: ask for them again.
+
+        A former owner that is frozen or lost inside of its batch is ended after FROZEN_S.
+        """
+        claimed = []
+        until_s = time.monotonic() + LOCK_WAIT_S
+        for place in places:
+            one = await self._claim_within(place, max(LOCK_WAIT_LEAST_S, until_s - time.monotonic()))
+            if one is not None:
+                claimed.append(one)
+        return claimed
+
+    async def _claim_within(self, place: Place, wait_s: float) -> Claimed | None:
+        while True:
             try:
                 connection = await self._connected()
-                row = await connection.fetchrow(sql("claim_partition"), *place)
+                try:
+                    async with connection.transaction():
+                        await connection.execute(sql("wait_for_locks"), f"{wait_s * 1_000:.0f}ms")
+                        row = await connection.fetchrow(sql("claim_partition"), *place)
+                except asyncpg.LockNotAvailableError:
+                    await _end_frozen(connection, place)
+                    return None
                 assert row is not None, "an upsert answers its row"
                 return Claimed(place, row["epoch"], row["next_offset"])
             except Exception as error:
@@ -172,6 +204,7 @@ class Writer:
                 lacking = await migrate.pending(connection)
                 if lacking:
                     raise Fatal(f"the database lacks migrations ({', '.join(lacking)}); to mend: onepen migrate")
+                await connection.execute(sql("limits_of_a_writer"))
                 await connection.execute(sql("staging_table"))
             except BaseException:
                 await discard(connection)
@@ -196,6 +229,11 @@ class Writer:
         pause_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(self._failures, 10))
         self._failures += 1
         await asyncio.sleep(pause_s)
+
+
+async def _end_frozen(connection: Connection, place: Place) -> None:
+    for row in await connection.fetch(sql("end_frozen_owner"), *place, FROZEN_S):
+        log.warning("%s/%d: ended the frozen session %d of %s", *place, row["pid"], row["application_name"])
 
 
 async def _write_all(connection: Connection, slices: Sequence[Slice]) -> Changes:

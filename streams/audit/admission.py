@@ -10,6 +10,7 @@ from onepen.schemas.events import (
     RUN_FINISHED,
     RUN_STARTED,
 )
+from onepen.schemas.ids import ID_CHARS_MAX
 from onepen.schemas.inputs import Input
 from onepen.schemas.limits import REMEMBER_MS
 from onepen.streams.audit.evidence import (
@@ -54,7 +55,7 @@ def conserved(evidence: Evidence) -> list[Violation]:
         if not dispositions and evidence.whole(logged.position) and (verdicts or missing):
             found += _undisposed(evidence, logged, verdicts, (record.tenant_id, record.session_id) in active)
         for one in receipts:
-            if one.receipt.input_id != record.input_id:
+            if one.receipt.input_id != record.input_id[:ID_CHARS_MAX]:
                 found.append(Violation("conservation", str(one), "names another input id than the record"))
     for position, receipts in about.items():
         if position in evidence.dead:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from pathlib import Path
 from typing import Any
 
 import asyncpg
+import msgspec
 import pytest
 
+from onepen.schemas.ids import object_folder
 from onepen.sinks.objects import FileObjects
 from onepen.sinks.postgres import history, migrate, readers
 from onepen.sinks.postgres.object_sweep import Swept, sweep_objects
@@ -192,32 +195,38 @@ class Failing(FileObjects):
 
     away = True
 
-    def delete(self, tenant_id: int, uri: str) -> None:
+    def delete(self, tenant_id: int, session_id: str, uri: str) -> None:
         if self.away:
             raise PermissionError(13, "not now")
-        super().delete(tenant_id, uri)
+        super().delete(tenant_id, session_id, uri)
+
+    def delete_all(self, tenant_id: int, session_id: str) -> None:
+        if self.away:
+            raise PermissionError(13, "not now")
+        super().delete_all(tenant_id, session_id)
 
 
 def test_objects_go_after_the_commit(fresh_dsn: str, tmp_path: Path) -> None:
-    root = tmp_path / "objects"
-    (root / "1").mkdir(parents=True)
-    uris = [f"file://{root}/1/{name}" for name in ("first", "applied", "checkpoint")]
-    for uri in uris:
-        Path(uri.removeprefix("file://")).write_text("content")
-    outside = tmp_path / "outside"
-    outside.write_text("kept")
     _, erase = erase_receipt(Generator(3, sessions=1, tenants=(1,), erase=0.5).make(6))
     session = erase.record.session_id
+    root = tmp_path / "objects"
+    mine, others = root / "1" / object_folder(session), root / "1" / object_folder("another")
+    for folder in (mine, others):
+        folder.mkdir(parents=True)
+    pointed = [mine / name for name in ("first", "applied", "checkpoint")]
+    unused = mine / "of a refused input"
+    kept = [tmp_path / "outside", others / "of another session"]
+    for path in (*pointed, unused, *kept):
+        path.write_text("content")
+    uris = [path.as_uri().encode() for path in (*pointed, *kept)]
     events = [
-        event(session, 1, 1, "run.started", b'{"pointer":{"uri":"%s"}}' % uris[0].encode()),
-        event(session, 1, 2, "input.applied", b'{"pointer":{"uri":"%s"}}' % uris[1].encode()),
-        event(session, 1, 3, "run.compaction_finished", b'{"checkpoint":{"uri":"%s"}}' % uris[2].encode()),
-        event(session, 1, 4, "input.applied", b'{"pointer":{"uri":"file://%s"}}' % str(outside).encode()),
-        finished(session, 1, 5),
+        event(session, 1, 1, "run.started", b'{"pointer":{"uri":"%s"}}' % uris[0]),
+        event(session, 1, 2, "input.applied", b'{"pointer":{"uri":"%s"}}' % uris[1]),
+        event(session, 1, 3, "run.compaction_finished", b'{"checkpoint":{"uri":"%s"}}' % uris[2]),
+        event(session, 1, 4, "input.applied", b'{"pointer":{"uri":"%s"}}' % uris[3]),
+        event(session, 1, 5, "input.applied", b'{"pointer":{"uri":"%s"}}' % uris[4]),
+        finished(session, 1, 6),
     ]
-
-    def there() -> list[str]:
-        return [uri for uri in uris if Path(uri.removeprefix("file://")).exists()]
 
     async def test(dsn: str) -> None:
         async with writing(dsn) as writer:
@@ -226,17 +235,51 @@ def test_objects_go_after_the_commit(fresh_dsn: str, tmp_path: Path) -> None:
             some = [Placed(0, n, record) for n, record in enumerate(events[:3])]
             rest = [Placed(0, n + 3, record) for n, record in enumerate(events[3:])]
             assert (await writer.write([Slice(claim.place, claim.epoch, 0, 3, some)])).objects == 0
-            assert (await writer.write([Slice(receipts.place, receipts.epoch, 0, 1, [erase])])).objects == 3
-            assert (await writer.write([Slice(claim.place, claim.epoch, 3, 5, rest)])).objects == 1
+            assert (await writer.write([Slice(receipts.place, receipts.epoch, 0, 1, [erase])])).objects == 4
+            assert (await writer.write([Slice(claim.place, claim.epoch, 3, 6, rest)])).objects == 3
         objects = Failing(root)
-        assert await sweep_objects(dsn, objects) == Swept(left=4)
-        assert there() == uris
+        assert await sweep_objects(dsn, objects) == Swept(left=6)
+        assert all(path.exists() for path in (*pointed, unused))
         objects.away = False
-        assert await sweep_objects(dsn, objects) == Swept(gone=3, refused=1)
-        assert there() == []
-        assert outside.read_text() == "kept"
+        assert await sweep_objects(dsn, objects) == Swept(gone=4, refused=2)
+        assert not mine.exists()
+        assert [path.read_text() for path in kept] == ["content"] * 2
         assert await sweep_objects(dsn, objects) == Swept()
-        assert "root" in await fetchval(dsn, "select refused from agent_objects_to_delete")
+        reasons = await fetchval(dsn, "select string_agg(refused, ' ') from agent_objects_to_delete")
+        assert "root" in reasons
+        assert "outside of the session's folder" in reasons
+
+    on_tables(test, fresh_dsn)
+
+
+def test_objects_of_stragglers_go_too(fresh_dsn: str, tmp_path: Path) -> None:
+    """Stored after the first sweep, by one that knows nothing of the erase: swept again while that is young, and after
+    every later input of the session."""
+    _, erase = erase_receipt(Generator(3, sessions=1, tenants=(1,), erase=0.5).make(6))
+    young = msgspec.structs.replace(erase.record, at_ms=int(time.time() * 1_000))
+    refused = msgspec.structs.replace(young, mode="prompt", verdict="refused", disposition="refused", offset=7)
+    late = tmp_path / "1" / object_folder(young.session_id) / "late"
+
+    async def test(dsn: str) -> None:
+        async def swept_late() -> Swept:
+            late.parent.mkdir(parents=True)
+            late.write_text("content")
+            swept = await sweep_objects(dsn, FileObjects(tmp_path))
+            assert not late.parent.exists()
+            return swept
+
+        async with writing(dsn) as writer:
+            claim = await writer.claim(("receipts", 0))
+            await writer.write([Slice(claim.place, claim.epoch, 0, 1, [Placed(0, 0, young)])])
+            assert await swept_late() == Swept(left=1)
+            assert await swept_late() == Swept(left=1)
+            connection = await asyncpg.connect(dsn)
+            await connection.execute("update agent_sessions set erased_at = erased_at - interval '2 hours'")
+            await connection.close()
+            assert await swept_late() == Swept(gone=1)
+            assert await sweep_objects(dsn, FileObjects(tmp_path)) == Swept()
+            await writer.write([Slice(claim.place, claim.epoch, 1, 2, [Placed(0, 1, refused)])])
+            assert await swept_late() == Swept(gone=1)
 
     on_tables(test, fresh_dsn)
 

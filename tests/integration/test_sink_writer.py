@@ -570,6 +570,7 @@ def test_a_wrong_password_stops_at_once(fresh_dsn: str) -> None:
         (asyncpg.UniqueViolationError("x"), Consequence.DATA),
         (asyncpg.NumericValueOutOfRangeError("x"), Consequence.DATA),
         (OverflowError("x"), Consequence.DATA),
+        (asyncpg.ProgramLimitExceededError("x"), Consequence.DATA),
         (asyncpg.AdminShutdownError("x"), Consequence.PASSES),
         (asyncpg.CannotConnectNowError("x"), Consequence.PASSES),
         (asyncpg.DeadlockDetectedError("x"), Consequence.PASSES),

@@ -105,7 +105,8 @@ class Life:
             mode = "erase"
         fields = getattr(self, f"_{mode}")(name)
         record = Input(
-            input_id=f"in-{len(self.sent)}", issued_at_ms=self.now_ms, tenant_id=TENANT, user_id=1, session_id=name,
+            input_id=f"in-{len(self.sent)}" + "x" * pick([0] * 30 + [200]),
+            issued_at_ms=self.now_ms, tenant_id=TENANT, user_id=1, session_id=name,
             mode=mode, source=pick(["ui", "scheduler"]), **fields,
         )  # fmt: skip
         self.sent.append(record)

@@ -14,6 +14,7 @@ import pytest
 from onepen.schemas.notices import Notice
 from onepen.schemas.worker_records import Report
 from onepen.sinks.postgres.fold import check_record
+from onepen.sinks.postgres.object_uris import ALL_OBJECTS
 from onepen.sinks.postgres.rows import Placed
 from tests.unit.processors.stage import Stage, event_of
 from tests.unit.sinks.table_model import Tables, cut, whole
@@ -161,7 +162,7 @@ def test_a_compaction_and_its_checkpoint() -> None:
     assert (checkpoint.run_no, checkpoint.uri, checkpoint.through_seq) == (1, "file:///objects/7/c1", 3)
     stage.do("erase e1")
     stage.do("report w1 3 done:completed")
-    assert tables_of(stage).objects == {(*SESSION, "file:///objects/7/c1")}
+    assert tables_of(stage).objects == {(*SESSION, "file:///objects/7/c1"), (*SESSION, ALL_OBJECTS)}
 
 
 def test_b22_the_end_of_a_child_tells_its_parent_once_and_late_is_evidence() -> None:

@@ -20,10 +20,19 @@ from onepen.schemas.errors import Poison
 from onepen.schemas.events import Cause, Event, EventDraft
 from onepen.schemas.receipts import Receipt
 from onepen.sinks.postgres.fold import check_record, fold
-from onepen.sinks.postgres.object_uris import object_uri
+from onepen.sinks.postgres.object_uris import ALL_OBJECTS, object_uri
 from onepen.sinks.postgres.rows import ActionRow, Placed, Stored
 from tests.event_streams import START_MS, Generator
 from tests.unit.sinks.table_model import Tables, cut, owner, records_of, whole
+
+
+def nested(depth: int, inner: bytes = b"1") -> bytes:
+    return b"[" * depth + inner + b"]" * depth
+
+
+def worker_receipt(detail: bytes) -> Receipt:
+    return Receipt(kind="worker", tenant_id=1, session_id="s", partition=0, offset=1, at_ms=1, detail=detail)
+
 
 SEEDS = st.integers(0, 10_000)
 TAKES = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40), st.booleans()), max_size=60)
@@ -58,7 +67,7 @@ def test_erased_sessions_are_the_same_in_any_cut(seed: int, takes: list[tuple[in
         if (e.tenant_id, e.session_id) in streams.erased
         and (uri := object_uri(e.type, orjson.loads(e.payload))) is not None
     }
-    assert tables.objects == pointed
+    assert tables.objects == pointed | {(*key, ALL_OBJECTS) for key in streams.erased}
 
 
 @hypothesis_settings(max_examples=20)
@@ -133,6 +142,11 @@ def test_b37_foreign_members_never_fail_the_batch(wrong: bytes) -> None:
         (event("x.y", b"[]"), "payload_not_json"),
         (event("run.finished", b'{"terminalStatus":"melted"}'), "unknown_status"),
         (event("run.finished", b"{}"), "unknown_status"),
+        (event("run.finished", b'{"terminalStatus":["completed"]}'), "unknown_status"),
+        (event("x.y", b'{"a":%s}' % nested(254)), "payload_too_deep"),
+        (event("x.y", b'{"a\\u0000":%s}' % nested(1000)), "payload_too_deep"),
+        (event("x.\x00y", b"{}"), "invalid_type"),
+        (event("x.y", b"{}", run_id="run\x00"), "invalid_id"),
         (event("x.y", b"{}", session_id="a\x00b"), "invalid_id"),
         (event("x.y", b"{}", at_ms=2**62), "invalid_time"),
         (event("x.y", b"{}", seq=0), "no_sequence"),
@@ -146,12 +160,31 @@ def test_b37_foreign_members_never_fail_the_batch(wrong: bytes) -> None:
             Receipt(kind="input", tenant_id=1, session_id="s", partition=0, offset=1, at_ms=1, detail=b"{"),
             "payload_not_json",
         ),
+        (worker_receipt(b'{"a":%s}' % nested(254)), "payload_too_deep"),
+        (worker_receipt(nested(1000)), "payload_too_deep"),
     ],
 )
 def test_what_no_row_can_be_made_of_is_poison(record: Event | Receipt, reason: str) -> None:
     with pytest.raises(Poison) as caught:
         check_record(record)
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("kind", ["run.finished", "action.finished", "subtask.finished", "x.y"])
+@pytest.mark.parametrize(
+    "inner", [b'"\\u0000"', b"-0.0", b"1e300", nested(200), b'{"\\u0000":[]}', b"18446744073709551616"]
+)
+def test_what_is_not_poison_is_folded(kind: str, inner: bytes) -> None:
+    """Members of every kind, and nesting as deep as can be written."""
+    for depth in (0, 253 - inner.count(b"[") - inner.count(b"{")):
+        payload = b'{"terminalStatus":"failed","name":"n","actionKey":"k","callId":"c","result":%s}' % nested(
+            depth, inner
+        )
+        records = event(kind, payload), worker_receipt(payload)
+        for record in records:
+            check_record(record)
+        changes = fold(Stored(), [Placed(0, n, record) for n, record in enumerate(records)])
+        assert (len(changes.events), len(changes.refused)) == (1, 1)
 
 
 def test_a_deadline_moves_only_by_events_of_ours() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -37,12 +40,34 @@ def test_an_object_is_stored_once_and_loaded_by_its_digest(store: FileStore) -> 
         load(store, 7, uri, sha256_hex(b"other"))
 
 
+def test_a_stored_object_and_all_folders_above_it_are_on_the_disk(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a loss of power the record that points to it may be there, so the object must be."""
+    synced: list[tuple[int, list[str]]] = []
+
+    def fsync(opened: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(opened).st_mode)
+        synced.append((os.fstat(opened).st_ino, sorted(os.listdir(opened)) if is_folder else []))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for _ in range(2):  # again, by one who cannot know whether the other one has come so far
+        path = Path(unquote(urlsplit(store.put(7, "s", b"text")).path))
+        above = [path.parent, path.parent.parent, store._root]
+        assert synced[-3:] == [(folder.stat().st_ino, [name]) for folder, name in zip(
+            above, (path.name, path.parent.name, "7"), strict=True)]  # fmt: skip
+    assert synced[0] == (path.stat().st_ino, []), "the bytes first"
+    assert len(synced) == 7
+
+
 def test_the_sink_deletes_what_was_stored(store: FileStore) -> None:
     uri, other = store.put(7, "s", b"text"), store.put(7, "t", b"text")
-    FileObjects(store._root).delete(7, uri)
+    FileObjects(store._root).delete(7, "s", uri)
     with pytest.raises(ObjectRefused, match="is not there"):
         store.get(7, uri)
     assert store.get(7, other) == b"text", "the same content of another session is another object"
+    FileObjects(store._root).delete_all(7, "t")
+    assert files(store) == []
 
 
 @pytest.mark.parametrize(
@@ -51,7 +76,8 @@ def test_the_sink_deletes_what_was_stored(store: FileStore) -> None:
         "s3://bucket/7/a", "/7/a", "file://elsewhere{root}/7/a", "file://{root}/8/a", "file://{root}/7",
         "file://{root}/7/../8/a", "file://{root}/7/%2e%2e/8/a", "file://{root}/7/a%00", "file://{root}/7/a?x=1",
         "file:///etc/passwd", "file://{root}x/7/a", "file://{root}/7/folder", "file://{root}/7/up/secret",
-        "file://{root}/7/alias", "file://[", "",
+        "file://{root}/7/alias", "file://{root}/7/loop/x", "file://{root}/7/{long}", "file://{root}/7/{long}/x",
+        "file://[", "",
     ],
 )  # fmt: skip
 def test_nothing_else_is_read(store: FileStore, tmp_path: Path, uri: str) -> None:
@@ -63,8 +89,9 @@ def test_nothing_else_is_read(store: FileStore, tmp_path: Path, uri: str) -> Non
     (root / "7" / "folder").mkdir()
     (root / "7" / "up").symlink_to(tmp_path)
     (root / "7" / "alias").symlink_to(tmp_path / "secret")
+    (root / "7" / "loop").symlink_to(root / "7" / "loop")
     with pytest.raises(ObjectRefused):
-        store.get(7, uri.replace("{root}", str(root)))
+        store.get(7, uri.format(root=root, long="x" * 300))
 
 
 def test_a_root_that_is_away_is_an_outage_and_no_empty_store(tmp_path: Path) -> None:
