@@ -22,7 +22,7 @@ from onepen.schemas.events import Event
 from onepen.schemas.ids import check_id, output_key
 from onepen.schemas.partitioning import partition_of
 from onepen.schemas.receipts import Receipt
-from onepen.schemas.statuses import Disposition, Verdict
+from onepen.schemas.statuses import Disposition, Reason, Verdict
 from onepen.streams.deadline import Deadline
 from onepen.streams.log_tail import CursorAhead, CursorTooOld, LogTail
 from onepen.streams.seams import Cursor, Seam, run_seam, session_seam
@@ -35,6 +35,8 @@ log = logging.getLogger("onepen.subscriber")
 UNKNOWN_AFTER_MS: Final = 10_000
 Events = Generator[Event, None, None]
 _ENDS_WITHOUT_A_RUN = frozenset(Disposition) - {Disposition.CONSUMED}
+_OF_ANOTHER_RECORD = frozenset({Reason.TOO_OLD, Reason.FROM_THE_FUTURE, Reason.TOO_MANY_INPUTS, Reason.INPUT_ID_REUSED})
+"""Refusals of a record that did not take the id: another record with it may have been accepted, or may be yet."""
 _NAMES_INPUT = (ev.RUN_STARTED, ev.INPUT_STEERED, ev.INPUT_APPLIED, ev.INPUT_CARRIED_OVER)
 
 
@@ -164,7 +166,7 @@ class Subscriber:
             receipts = self._settings.topics.receipts
             places = [(topic, p) for topic in (self._topic, receipts) for p in partitions]
             tail.open(dict.fromkeys(places))
-            return input_events(self._read(tail, deadline, receipts_too=True), input_id)
+            return input_events(self._read(tail, deadline, receipts_too=True), tail, input_id)
 
         return self._subscription(events, timeout_ms)
 
@@ -342,23 +344,48 @@ def follows(last: Event, event: Event) -> bool:
     return True
 
 
-def input_events(records: Iterator[Event | Receipt | None], input_id: str) -> Events:
+class _Fate:
+    """What the receipts say of one input: those of the record that took its id decide, each other record's does not."""
+
+    def __init__(self, input_id: str) -> None:
+        self._input_id = input_id
+        self._decides: tuple[int, int] | None = None
+        self._turned_away = False
+        self._over = False
+        self.promised: set[str] = set()
+
+    def take(self, receipt: Receipt) -> None:
+        mine = receipt.kind == "input" and receipt.input_id == self._input_id
+        if not mine or receipt.verdict == Verdict.DUPLICATE:
+            return
+        if receipt.reason in _OF_ANOTHER_RECORD:
+            self._turned_away = True
+            return
+        self._decides = self._decides or (receipt.partition, receipt.offset)
+        if (receipt.partition, receipt.offset) != self._decides:
+            return
+        self._over = self._over or receipt.disposition in _ENDS_WITHOUT_A_RUN
+        if receipt.verdict == Verdict.STEERED and receipt.run_id is not None:
+            self.promised.add(receipt.run_id)
+
+    def over(self, all_read: bool) -> bool:
+        """No run will come of it. That no record took the id is known when all was read."""
+        return self._over or (all_read and self._turned_away and self._decides is None)
+
+
+def input_events(records: Iterator[Event | Receipt | None], tail: LogTail, input_id: str) -> Events:
     """Events of the runs that the input touched, from the one that names it on.
 
     Receipts and events are topics of their own: a receipt may come first. One that says `steered` promises events of
     its run, so its end is waited for.
     """
+    fate = _Fate(input_id)
     runs: set[str] = set()
-    promised: set[str] = set()
     finished: set[str] = set()
     consumed: set[str] = set()
-    over = False
     for record in records:
         if isinstance(record, Receipt):
-            if record.kind == "input" and record.input_id == input_id and record.verdict != Verdict.DUPLICATE:
-                over = over or record.disposition in _ENDS_WITHOUT_A_RUN
-                if record.verdict == Verdict.STEERED and record.run_id is not None:
-                    promised.add(record.run_id)
+            fate.take(record)
         elif isinstance(record, Event):
             if record.type in _NAMES_INPUT and _input_of(record) == input_id:
                 runs.add(record.run_id)
@@ -371,7 +398,7 @@ def input_events(records: Iterator[Event | Receipt | None], input_id: str) -> Ev
                     finished.add(record.run_id)
                     if record.run_id in consumed:
                         return
-        if over and not runs and promised <= finished:
+        if not runs and fate.promised <= finished and fate.over(record is None and tail.caught_up):
             return
 
 
