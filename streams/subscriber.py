@@ -9,6 +9,7 @@ A subscription only reads: closing it cancels nothing.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final
@@ -17,7 +18,7 @@ import orjson
 
 from onepen.schemas import codec
 from onepen.schemas import events as ev
-from onepen.schemas.errors import Fatal, Invalid, Poison
+from onepen.schemas.errors import Fatal, Invalid, Poison, Retryable
 from onepen.schemas.events import Event
 from onepen.schemas.ids import check_id, output_key
 from onepen.schemas.partitioning import partition_of
@@ -34,6 +35,7 @@ log = logging.getLogger("onepen.subscriber")
 
 UNKNOWN_AFTER_MS: Final = 10_000
 Events = Generator[Event, None, None]
+Maker = Callable[[LogTail, Deadline | None], Events]
 _ENDS_WITHOUT_A_RUN = frozenset(Disposition) - {Disposition.CONSUMED}
 _OF_ANOTHER_RECORD = frozenset({Reason.TOO_OLD, Reason.FROM_THE_FUTURE, Reason.TOO_MANY_INPUTS, Reason.INPUT_ID_REUSED})
 """Refusals of a record that did not take the id: another record with it may have been accepted, or may be yet."""
@@ -48,11 +50,17 @@ class UnknownRun(Invalid):
 
 
 class Subscription(Iterator[Event]):
-    """Iterate it; it ends by itself where its maker says so. Close it (or use `with`) when leaving earlier."""
+    """Iterate it; it ends by itself where its maker says so. Close it (or use `with`) when leaving earlier.
 
-    def __init__(self, tail: LogTail, events: Callable[[LogTail, Deadline | None], Events], timeout_ms: int | None):
+    One thread iterates; any thread may close it.
+    """
+
+    def __init__(self, tail: LogTail, events: Events):
         self._tail = tail
-        self._events = events(tail, None if timeout_ms is None else Deadline(timeout_ms))
+        self._events = events
+        # Re-entrant: a signal handler may close what this very thread iterates.
+        self._lock = threading.RLock()
+        self._reading = False
         self.cursor: Cursor | None = None
         """(run_no, seq) of the last event given out: `after=` of the next subscription to the same session."""
 
@@ -65,18 +73,31 @@ class Subscription(Iterator[Event]):
         }  # fmt: skip
 
     def __next__(self) -> Event:
+        with self._lock:
+            self._reading = True
         try:
             event = next(self._events)
         except BaseException:
-            self._tail.close()
+            self._tail.stopping.set()
             raise
+        finally:
+            with self._lock:
+                self._reading = False
+                self._close_stopped()
         self.cursor = (event.run_no, event.seq)
         return event
 
     def close(self) -> None:
-        """Stop reading. Nothing in the log changes by it."""
-        self._events.close()
-        self._tail.close()
+        """Stop reading: the iteration ends, also one that waits in another thread. Nothing in the log changes by it."""
+        with self._lock:
+            self._tail.stopping.set()
+            self._close_stopped()
+
+    def _close_stopped(self) -> None:
+        """Whoever reads closes when the reading is over; nobody else may touch what it reads."""
+        if self._tail.stopping.is_set() and not self._reading:
+            self._events.close()
+            self._tail.close()
 
     def __enter__(self) -> Subscription:
         return self
@@ -121,7 +142,7 @@ class Subscriber:
 
         def events(tail: LogTail, deadline: Deadline | None) -> Events:
             partitions = self._partitions(tail, session_id)
-            seam = run_seam(self._settings, partitions, run_id, after_seq)
+            seam = run_seam(self._settings, partitions, run_id, after_seq, deadline)
             if not seam.complete:
                 places = partitions if seam.partition is None else [seam.partition]
                 tail.open({(self._topic, p): seam.starts.get(p) for p in places})
@@ -148,7 +169,7 @@ class Subscriber:
         def events(tail: LogTail, deadline: Deadline | None) -> Events:
             (partition,) = self._partitions(tail, session_id)
             at = (after.run_no, after.seq) if isinstance(after, Event) else (after or (0, 0))
-            seam = session_seam(self._settings, partition, session_id, at)
+            seam = session_seam(self._settings, partition, session_id, at, deadline)
             tail.open({(self._topic, partition): seam.starts.get(partition)})
             return session_events(seam, self._read(tail, deadline, key), tail, after, follow)
 
@@ -203,14 +224,15 @@ class Subscriber:
 
         return self._subscription(events, timeout_ms)
 
-    def _subscription(
-        self, events: Callable[[LogTail, Deadline | None], Events], timeout_ms: int | None
-    ) -> Subscription:
-        tail = LogTail(self._settings)
+    def _subscription(self, events: Maker, timeout_ms: int | None) -> Subscription:
+        deadline = None if timeout_ms is None else Deadline(timeout_ms)
+        tail = LogTail(self._settings, deadline)
         try:
-            return Subscription(tail, events, timeout_ms)
-        except BaseException:
+            return Subscription(tail, events(tail, deadline))
+        except BaseException as error:
             tail.close()
+            if isinstance(error, Retryable) and deadline is not None:
+                deadline.check(f"subscription ({error})")
             raise
 
     def _partitions(self, tail: LogTail, session_id: str | None) -> list[int]:
@@ -227,7 +249,7 @@ class Subscriber:
     ) -> Iterator[Event | Receipt | None]:
         """Decoded records; None whenever there was none for a moment, so that callers can look at the time."""
         mine = f"{self._settings.tenant_id}/".encode()
-        while True:
+        while not tail.stopping.is_set():
             if deadline is not None:
                 deadline.check("subscription")
             message = tail.poll()

@@ -36,7 +36,7 @@ def partition_counts(consumer: Consumer, topics: list[str], deadline: Deadline, 
     counts: dict[str, int] = {}
     for topic in topics:
         try:
-            found = consumer.list_topics(topic, timeout=max(0.001, deadline.remaining_s())).topics[topic]
+            found = consumer.list_topics(topic, timeout=_timeout_s(deadline)).topics[topic]
         except KafkaException as error:
             raise no_answer(bootstrap, error) from None
         if found.error is not None or not found.partitions:
@@ -49,10 +49,14 @@ def ends(consumer: Consumer, topic: str, partition: int, deadline: Deadline, boo
     """(first kept offset, end). The end is the last stable offset when `consumer` reads committed records, and the high
     watermark, the next record's offset, when it does not (`watermark_reader`). Raises `Retryable`."""
     try:
-        timeout_s = max(0.001, deadline.remaining_s())
-        found = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
+        found = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_timeout_s(deadline))
     except KafkaException as error:
         raise no_answer(bootstrap, error) from None
     if found is None:
         raise no_answer(bootstrap, f"no offsets of {topic}[{partition}]")
     return found[0], found[1]
+
+
+def _timeout_s(deadline: Deadline) -> float:
+    """The library cuts off parts of a millisecond. When it says that time is over, the deadline has to say so, too."""
+    return (deadline.remaining_ms() + 1) / 1000

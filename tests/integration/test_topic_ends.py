@@ -11,6 +11,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from onepen.schemas.errors import Retryable
 from onepen.streams import topic_scan
+from onepen.streams.deadline import Deadline
+from onepen.streams.log_tail import CursorAhead, LogTail
 from onepen.streams.outside_reader import end_offsets, read_topic
 from onepen.streams.settings import Settings
 from onepen.streams.topic_scan import TopicScan, stable_end
@@ -63,3 +65,24 @@ def test_an_open_transaction_is_never_a_short_answer(
         monkeypatch.setattr(topic_scan, "STANDS_STILL_S", WAIT_MS / 1000)
         assert [record.offset for record in scan.read(0, *scan.ends(0))] == read
         assert [record.offset for record in read_topic(settings, topic, timeout_ms=WAIT_MS)] == read
+
+
+def test_a_reader_may_begin_behind_what_an_open_transaction_holds(settings: Settings, producer: Producer) -> None:
+    """An end that was asked for with `end_offsets` is a place to begin at, also while a transaction is open."""
+    place = (settings.topics.events, 0)
+    tail = LogTail(settings)
+    try:
+        with pytest.raises(CursorAhead, match="ends at offset 3"):
+            tail.open({place: 4})
+        tail.open({place: end_offsets(settings, place[0])[0]})
+        producer.commit_transaction(30)
+        producer.begin_transaction()
+        producer.produce(place[0], b"later", partition=0)
+        producer.commit_transaction(30)
+        deadline, message = Deadline(WAIT_MS), None
+        while message is None and not deadline.expired:
+            message = tail.poll()
+        assert message is not None
+        assert message.value() == b"later"
+    finally:
+        tail.close()
