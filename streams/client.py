@@ -311,7 +311,7 @@ class _Sender:
         """The producer, once the receipts reader stands. Tries until the handle's time to be sent is over."""
         while True:
             try:
-                self._reader.start(Deadline(START_TRY_MS))
+                self._reader.start(Deadline(START_TRY_MS), sent._watched)
                 break
             except Retryable:
                 if sent._deadline.expired or self._closing.wait(RETRY_S):

@@ -7,6 +7,7 @@ says so, never a silent move.
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from onepen.schemas.errors import Invalid, Retryable
 from onepen.streams import kafka_clients
 from onepen.streams.deadline import Deadline
 from onepen.streams.settings import Settings
-from onepen.streams.topic_ends import ends, partition_counts
+from onepen.streams.topic_ends import ends, partition_counts, watermark_reader
 
 __all__ = ["CursorAhead", "CursorTooOld", "LogTail", "Place"]
 
@@ -56,10 +57,14 @@ class Kept:
 
 
 class LogTail:
-    """Open it with `open`; `poll` gives one record at a time. Not thread-safe; close it."""
+    """Open it with `open`; `poll` gives one record at a time. For one thread, also `close`; any may set `stopping`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, deadline: Deadline | None = None) -> None:
+        """`deadline` ends every question to the broker that is still without an answer."""
         self._settings = settings
+        self._deadline = deadline
+        self.stopping = threading.Event()
+        """Who reads is to stop; a wait in `poll` ends in its own time."""
         self._consumer = kafka_clients.consumer(
             settings.kafka_client(
                 {
@@ -81,27 +86,40 @@ class LogTail:
         self.kept: dict[Place, Kept] = {}
         self._behind: set[Place] = set()
 
-    def count(self, topic: str, deadline: Deadline | None = None) -> int:
+    def count(self, topic: str) -> int:
         """Number of partitions of a topic. Raises `Retryable`."""
-        deadline = deadline or Deadline(START_TIMEOUT_MS)
-        return partition_counts(self._consumer, [topic], deadline, self._settings.bootstrap)[topic]
+        return partition_counts(self._consumer, [topic], self._limit(), self._settings.bootstrap)[topic]
 
     def open(self, starts: Mapping[Place, int | None]) -> None:
         """Stand at the given offsets (None: the first kept one). Raises `CursorTooOld`, `CursorAhead`, `Retryable`."""
-        deadline = Deadline(START_TIMEOUT_MS)
+        deadline = self._limit()
         for (topic, partition), start in starts.items():
             kept = Kept(*self._ends(topic, partition, deadline))
             where = f"{topic}[{partition}]"
             if start is not None and start < kept.first:
                 raise CursorTooOld(f"after: {where} keeps offsets from {kept.first} on", earliest=kept.first)
             if start is not None and start > kept.end:
-                raise CursorAhead(f"after: {where} ends at offset {kept.end}", head=kept.end)
+                self._check_ahead(topic, partition, start, deadline)
             self.kept[topic, partition] = kept
             self.next_offsets[topic, partition] = kept.first if start is None else start
         self._behind = set(starts)
         self._consumer.assign(
             [TopicPartition(topic, partition, offset) for (topic, partition), offset in self.next_offsets.items()]
         )
+
+    def _limit(self) -> Deadline:
+        own = self._deadline
+        return Deadline(START_TIMEOUT_MS if own is None else min(START_TIMEOUT_MS, own.remaining_ms()))
+
+    def _check_ahead(self, topic: str, partition: int, start: int, deadline: Deadline) -> None:
+        """What an open transaction holds is there already: a reader may wait behind it."""
+        reader = watermark_reader(self._settings)
+        try:
+            end = ends(reader, topic, partition, deadline, self._settings.bootstrap)[1]
+        finally:
+            reader.close()
+        if start > end:
+            raise CursorAhead(f"after: {topic}[{partition}] ends at offset {end}", head=end)
 
     def _ends(self, topic: str, partition: int, deadline: Deadline) -> tuple[int, int]:
         return ends(self._consumer, topic, partition, deadline, self._settings.bootstrap)
@@ -124,7 +142,7 @@ class LogTail:
         if error.code() == KafkaError._PARTITION_EOF:
             self._behind.discard(place)
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            first = self._ends(*place, Deadline(START_TIMEOUT_MS))[0]
+            first = self._ends(*place, self._limit())[0]
             raise CursorTooOld(f"after: {place[0]}[{place[1]}] keeps offsets from {first} on", earliest=first)
         elif error.fatal() or error.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._AUTHENTICATION):
             raise Retryable(f"the log cannot be read: {error.str()}")

@@ -15,15 +15,16 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from onepen.schemas.errors import Retryable
 from onepen.streams import kafka_clients
-from onepen.streams.kafka_errors import no_answer
+from onepen.streams.deadline import Deadline
 from onepen.streams.settings import Settings
+from onepen.streams.topic_ends import ends, partition_counts, watermark_reader
 
 __all__ = ["Follower", "Isolation", "RawRecord", "end_offsets", "raw_record", "read_topic"]
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 log = logging.getLogger("onepen.reader")
 
-ANSWER_TIMEOUT_S: Final = 10.0
+ANSWER_MS: Final = 10_000
 BATCH_RECORDS: Final = 2_000
 
 
@@ -57,37 +58,15 @@ def _consumer(settings: Settings, isolation: Isolation) -> Consumer:
     )
 
 
-def _partitions(consumer: Consumer, settings: Settings, topic: str) -> list[int]:
-    try:
-        found = consumer.list_topics(topic, timeout=ANSWER_TIMEOUT_S).topics[topic]
-    except KafkaException as error:
-        raise no_answer(settings.bootstrap, error) from None
-    if found.error is not None:
-        raise Retryable(f"topic {topic}: {found.error}")
-    return sorted(found.partitions)
-
-
-def _ends(consumer: Consumer, settings: Settings, topic: str) -> dict[int, int]:
-    ends = {}
-    for partition in _partitions(consumer, settings, topic):
-        try:
-            marks = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=ANSWER_TIMEOUT_S)
-        except KafkaException as error:
-            raise no_answer(settings.bootstrap, error) from None
-        if marks is None:
-            raise no_answer(settings.bootstrap, f"no end of {topic}-{partition} in {ANSWER_TIMEOUT_S:.0f} s")
-        ends[partition] = marks[1]
-    return ends
-
-
 def end_offsets(settings: Settings, topic: str) -> dict[int, int]:
     """The high watermark of each partition: where a reader that starts now misses nothing that comes later.
 
     Raises `Retryable` when the broker does not answer, or has no such topic.
     """
-    consumer = _consumer(settings, "read_uncommitted")
+    bootstrap, consumer = settings.bootstrap, watermark_reader(settings)
     try:
-        return _ends(consumer, settings, topic)
+        count = partition_counts(consumer, [topic], Deadline(ANSWER_MS), bootstrap)[topic]
+        return {p: ends(consumer, topic, p, Deadline(ANSWER_MS), bootstrap)[1] for p in range(count)}
     finally:
         consumer.close()
 
@@ -102,28 +81,28 @@ def read_topic(
 ) -> list[RawRecord]:
     """All records from `start` (partition -> offset; missing: the beginning) to the end. Raises `Retryable` after
     `timeout_ms`, which is what a transaction that stays open leads to."""
+    until = end_offsets(settings, topic)
+    begin = {p: (start or {}).get(p, OFFSET_BEGINNING) for p in until}
+    missing = {p for p, end in until.items() if end > 0 and begin[p] < end}
+    if not missing:
+        return []
     consumer = _consumer(settings, isolation)
     records: list[RawRecord] = []
     try:
-        ends = _ends(consumer, settings, topic)
-        begin = {p: (start or {}).get(p, OFFSET_BEGINNING) for p in ends}
-        missing = {p for p, end in ends.items() if end > 0 and begin[p] < end}
-        if not missing:
-            return []
         consumer.assign([TopicPartition(topic, p, begin[p]) for p in missing])
         last_moment = time.monotonic() + timeout_ms / 1000
         while missing:
             if time.monotonic() > last_moment:
                 raise Retryable(f"{topic}: partitions {sorted(missing)} not read to their end in {timeout_ms} ms")
             for message in consumer.consume(BATCH_RECORDS, 0.2):
-                _take(message, ends, missing, records)
+                _take(message, until, missing, records)
     finally:
         consumer.close()
     records.sort(key=lambda r: (r.partition, r.offset))
     return records
 
 
-def _take(message: Message, ends: Mapping[int, int], missing: set[int], records: list[RawRecord]) -> None:
+def _take(message: Message, until: Mapping[int, int], missing: set[int], records: list[RawRecord]) -> None:
     partition, offset = message.partition(), message.offset()
     error = message.error()
     if error is not None and error.code() != KafkaError._PARTITION_EOF:
@@ -132,10 +111,10 @@ def _take(message: Message, ends: Mapping[int, int], missing: set[int], records:
         return
     if error is not None:
         # The end that a reader of this isolation sees; control records count, so it reaches the high watermark.
-        if offset >= ends[partition]:
+        if offset >= until[partition]:
             missing.discard(partition)
         return
-    if offset < ends[partition]:
+    if offset < until[partition]:
         records.append(raw_record(message))
 
 

@@ -2,7 +2,8 @@
 
 Rule: it stands at the end of every receipts partition *before* the first input is produced, so that no
 answer can be missed. It reads committed records only and keeps those that somebody still waits for: whoever
-drops the handle drops its receipts.
+drops the handle drops its receipts. When reading ends for good, those who wait are told so, and the next input begins
+with a new consumer.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ class ReceiptsReader:
         self._start_lock = threading.Lock()
         self._consumer: Consumer | None = None
         self._thread: threading.Thread | None = None
+        self._reading = False
         self._stop = threading.Event()
-        self._broken: OnepenError | None = None
         # Re-entrant: a weak reference may be collected while this very thread holds the lock.
         self._lock = threading.RLock()
         self._watched: weakref.WeakValueDictionary[Key, Watched] = weakref.WeakValueDictionary()
@@ -157,26 +158,30 @@ class ReceiptsReader:
                 watched = self._watched[key] = Watched()
             return watched
 
-    def start(self, deadline: Deadline) -> None:
-        """Stand at the end of every partition; does nothing when it does already. Raises `Retryable`."""
+    def start(self, deadline: Deadline, watched: Watched) -> None:
+        """Stand at the end of every partition, so that `watched` misses nothing from now on. Raises `Retryable`."""
         with self._start_lock:
-            if self._broken is not None:
-                raise self._broken
-            if self._thread is not None:
-                return
-            consumer = self._consumer or kafka_clients.consumer(self._properties(), logger=log)
-            self._consumer = consumer
-            topics, bootstrap = self._settings.topics, self._settings.bootstrap
-            counts = partition_counts(consumer, [topics.inputs, topics.receipts], deadline, bootstrap)
-            if counts[topics.inputs] != counts[topics.receipts]:
-                raise Retryable(f"{topics.inputs} and {topics.receipts} have different partition counts")
-            consumer.assign(
-                [TopicPartition(topics.receipts, p, ends(consumer, topics.receipts, p, deadline, bootstrap)[1])
-                 for p in range(counts[topics.receipts])]
-            )  # fmt: skip
-            self.partitions = counts[topics.inputs]
-            self._thread = threading.Thread(target=self._read, name="onepen-receipts", daemon=True)
-            self._thread.start()
+            if not self._reading:
+                self._stand(deadline)
+            # It was told of a reader that is no more, before anything of it was sent.
+            watched.fail(None)
+
+    def _stand(self, deadline: Deadline) -> None:
+        consumer = self._consumer or kafka_clients.consumer(self._properties(), logger=log)
+        self._consumer = consumer
+        topics, bootstrap = self._settings.topics, self._settings.bootstrap
+        counts = partition_counts(consumer, [topics.inputs, topics.receipts], deadline, bootstrap)
+        if counts[topics.inputs] != counts[topics.receipts]:
+            raise Retryable(f"{topics.inputs} and {topics.receipts} have different partition counts")
+        consumer.assign(
+            [TopicPartition(topics.receipts, p, ends(consumer, topics.receipts, p, deadline, bootstrap)[1])
+             for p in range(counts[topics.receipts])]
+        )  # fmt: skip
+        self.partitions = counts[topics.inputs]
+        self._consumer = None  # the thread's own from here on
+        self._reading = True
+        self._thread = threading.Thread(target=self._read, args=(consumer,), name="onepen-receipts", daemon=True)
+        self._thread.start()
 
     def _properties(self) -> dict[str, Any]:
         return self._settings.kafka_client(
@@ -192,9 +197,7 @@ class ReceiptsReader:
             }
         )
 
-    def _read(self) -> None:
-        consumer = self._consumer
-        assert consumer is not None
+    def _read(self, consumer: Consumer) -> None:
         try:
             while not self._stop.is_set():
                 message = consumer.poll(POLL_S)
@@ -228,8 +231,9 @@ class ReceiptsReader:
             watched.add(receipt)
 
     def _break(self, sentence: str) -> None:
-        self._broken = UnknownOutcome(sentence)
-        with self._lock:
-            waiting = list(self._watched.values())
-        for watched in waiting:
-            watched.fail(self._broken)
+        with self._start_lock:  # who is told here was sent before, and who starts anew was not
+            self._reading = False
+            with self._lock:
+                waiting = list(self._watched.values())
+            for watched in waiting:
+                watched.fail(UnknownOutcome(sentence))

@@ -13,6 +13,7 @@ from typing import Final
 from onepen.schemas import events as ev
 from onepen.schemas.events import Event
 from onepen.schemas.partitioning import partition_of
+from onepen.streams.deadline import Deadline
 from onepen.streams.settings import Settings
 from onepen.streams.snapshots import NoSnapshot, Snapshots
 
@@ -43,10 +44,12 @@ class Seam:
     complete: bool = False
 
 
-def session_seam(settings: Settings, partition: int, session_id: str, at: Cursor) -> Seam:
-    """The seam of a session for a reader that has everything up to the cursor `at`."""
+def session_seam(
+    settings: Settings, partition: int, session_id: str, at: Cursor, deadline: Deadline | None = None
+) -> Seam:
+    """The seam of a session for a reader that has everything up to the cursor `at`. Raises `DeadlineExpired`."""
     try:
-        snapshots = Snapshots(settings)
+        snapshots = Snapshots(settings, deadline)
     except NoSnapshot as error:
         log.debug("history comes from the log: %s", error)
         return Seam()
@@ -79,10 +82,12 @@ def _session(snapshots: Snapshots, tenant_id: int, partition: int, session_id: s
     )
 
 
-def run_seam(settings: Settings, partitions: list[int], run_id: str, after_seq: int) -> Seam:
-    """The seam of a run; `partitions` are those that it may be on."""
+def run_seam(
+    settings: Settings, partitions: list[int], run_id: str, after_seq: int, deadline: Deadline | None = None
+) -> Seam:
+    """The seam of a run; `partitions` are those that it may be on. Raises `DeadlineExpired`."""
     try:
-        snapshots = Snapshots(settings)
+        snapshots = Snapshots(settings, deadline)
     except NoSnapshot as error:
         log.debug("history comes from the log: %s", error)
         return Seam()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from onepen.schemas.errors import OnepenError
 from onepen.schemas.events import Event
+from onepen.streams.deadline import Deadline
 from onepen.streams.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,13 +37,17 @@ class NoSnapshot(OnepenError):
 class Snapshots:
     """A few reads over one small pool; close it. Works whether or not the caller's thread has an event loop."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Raises `NoSnapshot` when no database is configured or none answers."""
+    def __init__(self, settings: Settings, deadline: Deadline | None = None) -> None:
+        """Raises `NoSnapshot` when no database is configured or none answers.
+
+        What is not read before `deadline` raises `DeadlineExpired`, in every call.
+        """
         if settings.dsn is None and settings.dsn_file is None:
             raise NoSnapshot("no database is configured")
         self._topic = settings.topics.events
+        self._deadline = deadline
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="onepen-snapshot", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="onepen-snapshot", daemon=True)
         self._thread.start()
         self._pool: Pool | None = None
         try:
@@ -94,14 +99,19 @@ class Snapshots:
             after_seq = page[-1].seq
 
     def close(self) -> None:
-        """End pool, loop and thread."""
+        """End pool, loop and thread; what does not end before the deadline ends by itself."""
         pool, self._pool = self._pool, None
         if pool is not None:
             asyncio.run_coroutine_threadsafe(_close(pool), self._loop)
         self._loop.call_soon_threadsafe(self._stop_when_quiet)
-        self._thread.join(2 * CLOSE_TIMEOUT_S)
-        if not self._thread.is_alive():
-            self._loop.close()
+        self._thread.join(self._left_s(2 * CLOSE_TIMEOUT_S))
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _left_s(self, limit_s: float) -> float:
+        return limit_s if self._deadline is None else min(limit_s, self._deadline.remaining_s())
 
     def _stop_when_quiet(self) -> None:
         tasks = asyncio.all_tasks(self._loop)
@@ -116,11 +126,15 @@ class Snapshots:
         return self._pool
 
     def _call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        asked = asyncio.run_coroutine_threadsafe(make(), self._loop)
         try:
-            return asyncio.run_coroutine_threadsafe(make(), self._loop).result(QUERY_TIMEOUT_S)
+            return asked.result(self._left_s(QUERY_TIMEOUT_S))
         except OnepenError:
             raise
         except Exception as error:
+            asked.cancel()
+            if self._deadline is not None:
+                self._deadline.check("history from the tables")
             # Whatever the reason is: the log has everything. The dsn is never shown.
             raise NoSnapshot(f"the tables cannot be read ({type(error).__name__})") from error
 

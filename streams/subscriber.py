@@ -9,6 +9,7 @@ A subscription only reads: closing it cancels nothing.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final
@@ -17,12 +18,12 @@ import orjson
 
 from onepen.schemas import codec
 from onepen.schemas import events as ev
-from onepen.schemas.errors import Fatal, Invalid, Poison
+from onepen.schemas.errors import Fatal, Invalid, Poison, Retryable
 from onepen.schemas.events import Event
 from onepen.schemas.ids import check_id, output_key
 from onepen.schemas.partitioning import partition_of
 from onepen.schemas.receipts import Receipt
-from onepen.schemas.statuses import Disposition, Verdict
+from onepen.schemas.statuses import Disposition, Reason, Verdict
 from onepen.streams.deadline import Deadline
 from onepen.streams.log_tail import CursorAhead, CursorTooOld, LogTail
 from onepen.streams.seams import Cursor, Seam, run_seam, session_seam
@@ -34,7 +35,10 @@ log = logging.getLogger("onepen.subscriber")
 
 UNKNOWN_AFTER_MS: Final = 10_000
 Events = Generator[Event, None, None]
+Maker = Callable[[LogTail, Deadline | None], Events]
 _ENDS_WITHOUT_A_RUN = frozenset(Disposition) - {Disposition.CONSUMED}
+_OF_ANOTHER_RECORD = frozenset({Reason.TOO_OLD, Reason.FROM_THE_FUTURE, Reason.TOO_MANY_INPUTS, Reason.INPUT_ID_REUSED})
+"""Refusals of a record that did not take the id: another record with it may have been accepted, or may be yet."""
 _NAMES_INPUT = (ev.RUN_STARTED, ev.INPUT_STEERED, ev.INPUT_APPLIED, ev.INPUT_CARRIED_OVER)
 
 
@@ -46,11 +50,17 @@ class UnknownRun(Invalid):
 
 
 class Subscription(Iterator[Event]):
-    """Iterate it; it ends by itself where its maker says so. Close it (or use `with`) when leaving earlier."""
+    """Iterate it; it ends by itself where its maker says so. Close it (or use `with`) when leaving earlier.
 
-    def __init__(self, tail: LogTail, events: Callable[[LogTail, Deadline | None], Events], timeout_ms: int | None):
+    One thread iterates; any thread may close it.
+    """
+
+    def __init__(self, tail: LogTail, events: Events):
         self._tail = tail
-        self._events = events(tail, None if timeout_ms is None else Deadline(timeout_ms))
+        self._events = events
+        # Re-entrant: a signal handler may close what this very thread iterates.
+        self._lock = threading.RLock()
+        self._reading = False
         self.cursor: Cursor | None = None
         """(run_no, seq) of the last event given out: `after=` of the next subscription to the same session."""
 
@@ -63,18 +73,31 @@ class Subscription(Iterator[Event]):
         }  # fmt: skip
 
     def __next__(self) -> Event:
+        with self._lock:
+            self._reading = True
         try:
             event = next(self._events)
         except BaseException:
-            self._tail.close()
+            self._tail.stopping.set()
             raise
+        finally:
+            with self._lock:
+                self._reading = False
+                self._close_stopped()
         self.cursor = (event.run_no, event.seq)
         return event
 
     def close(self) -> None:
-        """Stop reading. Nothing in the log changes by it."""
-        self._events.close()
-        self._tail.close()
+        """Stop reading: the iteration ends, also one that waits in another thread. Nothing in the log changes by it."""
+        with self._lock:
+            self._tail.stopping.set()
+            self._close_stopped()
+
+    def _close_stopped(self) -> None:
+        """Whoever reads closes when the reading is over; nobody else may touch what it reads."""
+        if self._tail.stopping.is_set() and not self._reading:
+            self._events.close()
+            self._tail.close()
 
     def __enter__(self) -> Subscription:
         return self
@@ -119,7 +142,7 @@ class Subscriber:
 
         def events(tail: LogTail, deadline: Deadline | None) -> Events:
             partitions = self._partitions(tail, session_id)
-            seam = run_seam(self._settings, partitions, run_id, after_seq)
+            seam = run_seam(self._settings, partitions, run_id, after_seq, deadline)
             if not seam.complete:
                 places = partitions if seam.partition is None else [seam.partition]
                 tail.open({(self._topic, p): seam.starts.get(p) for p in places})
@@ -146,7 +169,7 @@ class Subscriber:
         def events(tail: LogTail, deadline: Deadline | None) -> Events:
             (partition,) = self._partitions(tail, session_id)
             at = (after.run_no, after.seq) if isinstance(after, Event) else (after or (0, 0))
-            seam = session_seam(self._settings, partition, session_id, at)
+            seam = session_seam(self._settings, partition, session_id, at, deadline)
             tail.open({(self._topic, partition): seam.starts.get(partition)})
             return session_events(seam, self._read(tail, deadline, key), tail, after, follow)
 
@@ -164,7 +187,7 @@ class Subscriber:
             receipts = self._settings.topics.receipts
             places = [(topic, p) for topic in (self._topic, receipts) for p in partitions]
             tail.open(dict.fromkeys(places))
-            return input_events(self._read(tail, deadline, receipts_too=True), input_id)
+            return input_events(self._read(tail, deadline, receipts_too=True), tail, input_id)
 
         return self._subscription(events, timeout_ms)
 
@@ -201,14 +224,15 @@ class Subscriber:
 
         return self._subscription(events, timeout_ms)
 
-    def _subscription(
-        self, events: Callable[[LogTail, Deadline | None], Events], timeout_ms: int | None
-    ) -> Subscription:
-        tail = LogTail(self._settings)
+    def _subscription(self, events: Maker, timeout_ms: int | None) -> Subscription:
+        deadline = None if timeout_ms is None else Deadline(timeout_ms)
+        tail = LogTail(self._settings, deadline)
         try:
-            return Subscription(tail, events, timeout_ms)
-        except BaseException:
+            return Subscription(tail, events(tail, deadline))
+        except BaseException as error:
             tail.close()
+            if isinstance(error, Retryable) and deadline is not None:
+                deadline.check(f"subscription ({error})")
             raise
 
     def _partitions(self, tail: LogTail, session_id: str | None) -> list[int]:
@@ -225,7 +249,7 @@ class Subscriber:
     ) -> Iterator[Event | Receipt | None]:
         """Decoded records; None whenever there was none for a moment, so that callers can look at the time."""
         mine = f"{self._settings.tenant_id}/".encode()
-        while True:
+        while not tail.stopping.is_set():
             if deadline is not None:
                 deadline.check("subscription")
             message = tail.poll()
@@ -342,23 +366,48 @@ def follows(last: Event, event: Event) -> bool:
     return True
 
 
-def input_events(records: Iterator[Event | Receipt | None], input_id: str) -> Events:
+class _Fate:
+    """What the receipts say of one input: those of the record that took its id decide, each other record's does not."""
+
+    def __init__(self, input_id: str) -> None:
+        self._input_id = input_id
+        self._decides: tuple[int, int] | None = None
+        self._turned_away = False
+        self._over = False
+        self.promised: set[str] = set()
+
+    def take(self, receipt: Receipt) -> None:
+        mine = receipt.kind == "input" and receipt.input_id == self._input_id
+        if not mine or receipt.verdict == Verdict.DUPLICATE:
+            return
+        if receipt.reason in _OF_ANOTHER_RECORD:
+            self._turned_away = True
+            return
+        self._decides = self._decides or (receipt.partition, receipt.offset)
+        if (receipt.partition, receipt.offset) != self._decides:
+            return
+        self._over = self._over or receipt.disposition in _ENDS_WITHOUT_A_RUN
+        if receipt.verdict == Verdict.STEERED and receipt.run_id is not None:
+            self.promised.add(receipt.run_id)
+
+    def over(self, all_read: bool) -> bool:
+        """No run will come of it. That no record took the id is known when all was read."""
+        return self._over or (all_read and self._turned_away and self._decides is None)
+
+
+def input_events(records: Iterator[Event | Receipt | None], tail: LogTail, input_id: str) -> Events:
     """Events of the runs that the input touched, from the one that names it on.
 
     Receipts and events are topics of their own: a receipt may come first. One that says `steered` promises events of
     its run, so its end is waited for.
     """
+    fate = _Fate(input_id)
     runs: set[str] = set()
-    promised: set[str] = set()
     finished: set[str] = set()
     consumed: set[str] = set()
-    over = False
     for record in records:
         if isinstance(record, Receipt):
-            if record.kind == "input" and record.input_id == input_id and record.verdict != Verdict.DUPLICATE:
-                over = over or record.disposition in _ENDS_WITHOUT_A_RUN
-                if record.verdict == Verdict.STEERED and record.run_id is not None:
-                    promised.add(record.run_id)
+            fate.take(record)
         elif isinstance(record, Event):
             if record.type in _NAMES_INPUT and _input_of(record) == input_id:
                 runs.add(record.run_id)
@@ -371,7 +420,7 @@ def input_events(records: Iterator[Event | Receipt | None], input_id: str) -> Ev
                     finished.add(record.run_id)
                     if record.run_id in consumed:
                         return
-        if over and not runs and promised <= finished:
+        if not runs and fate.promised <= finished and fate.over(record is None and tail.caught_up):
             return
 
 

@@ -18,7 +18,7 @@ from onepen.streams.deadline import Deadline
 from onepen.streams.kafka_errors import no_answer
 from onepen.streams.outside_reader import RawRecord, raw_record
 from onepen.streams.settings import Settings
-from onepen.streams.topic_ends import ends, partition_counts
+from onepen.streams.topic_ends import ends, partition_counts, watermark_reader
 
 __all__ = ["TopicScan", "stable_end"]
 
@@ -39,6 +39,8 @@ class TopicScan:
         self.topic = topic
         self._bootstrap = settings.bootstrap
         self._log_append_time = log_append_time
+        # Of its own: the other one would be told the last stable offset, and an open transaction would go unseen.
+        self._watermarks = watermark_reader(settings)
         self._consumer = kafka_clients.consumer(
             settings.kafka_client(
                 {
@@ -61,14 +63,15 @@ class TopicScan:
 
     def __exit__(self, *_: object) -> None:
         self._consumer.close()
+        self._watermarks.close()
 
     def partitions(self) -> int:
         """How many partitions the topic has. Raises `Retryable` when it does not exist or nobody answers."""
         return partition_counts(self._consumer, [self.topic], Deadline(ANSWER_MS), self._bootstrap)[self.topic]
 
     def ends(self, partition: int) -> tuple[int, int]:
-        """(first kept offset, high watermark). Raises `Retryable`."""
-        return ends(self._consumer, self.topic, partition, Deadline(ANSWER_MS), self._bootstrap)
+        """(first kept offset, high watermark): behind all that was written, decided or not. Raises `Retryable`."""
+        return ends(self._watermarks, self.topic, partition, Deadline(ANSWER_MS), self._bootstrap)
 
     def read(self, partition: int, start: int, end: int) -> Iterator[RawRecord]:
         """Committed records with `start` <= offset < `end`. Raises `Retryable` when it stands still.

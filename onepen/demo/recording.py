@@ -23,7 +23,7 @@ from onepen.demo.checks import Answer, Effect, Evidence, Expectations, answer_al
 from onepen.demo.gather import Starts, gather, starts_now
 from onepen.demo.recorded import Recording, ToolCall, Turn, read_recordings
 from onepen.schemas import codec
-from onepen.schemas.errors import Fatal
+from onepen.schemas.errors import Fatal, UnknownOutcome
 from onepen.schemas.events import RUN_FINISHED, Event
 from onepen.streams.async_client import AsyncClient
 from onepen.streams.outside_reader import Follower
@@ -195,9 +195,13 @@ class _Enactment:
                 for session_id, recording in waiting:
                     await self._play(client, session_id, recording)
 
-            async with asyncio.TaskGroup() as group:
-                for _ in range(concurrency):
-                    group.create_task(player())
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(concurrency):
+                        group.create_task(player())
+            except ExceptionGroup as errors:
+                # The first one made the group cancel the others.
+                raise errors.exceptions[0] from None
 
     async def _play(self, client: AsyncClient, session_id: str, recording: Recording) -> None:
         for run_no, turn in enumerate(recording.turns, 1):
@@ -206,8 +210,12 @@ class _Enactment:
             verdict = await sent.verdict(VERDICT_MS)
             if not verdict.accepted:
                 raise Fatal(f"{session_id}, turn {run_no}: {verdict.verdict} ({verdict.reason})")
-            async with asyncio.timeout(RUN_MS / 1000):
-                status = await ended
+            try:
+                async with asyncio.timeout(RUN_MS / 1000):
+                    status = await ended
+            except TimeoutError:
+                sentence = f"{session_id}, turn {run_no}: its run has not ended within {RUN_MS} ms"
+                raise UnknownOutcome(sentence) from None
             self._ends[status] += 1
             self._done += 1
             self._progress(self._done, self._turns)

@@ -18,6 +18,8 @@ class CancelToken:
         self._flag = threading.Event()
         self._event = asyncio.Event()
         self.reason: str | None = None
+        self.abandoned = False
+        """The run was given back and the process is to end: what still works for it is not waited for any more."""
 
     def is_set(self) -> bool:
         """True from the moment the run has to stop. Any thread may ask; tools in threads should, now and then."""
@@ -82,11 +84,18 @@ def thread_of(call: Callable[[], T]) -> asyncio.Future[T]:
 
 
 async def to_its_end(future: asyncio.Future[T]) -> bool:
-    """Wait until `future` is done even when this task is cancelled meanwhile; True when it was."""
+    """Wait until `future` is done even when this task is cancelled meanwhile; True when it was.
+
+    Raises `CancelledError` when it is cancelled after its run was abandoned: a thread that never returns would keep the
+    loop, and so the process, for ever.
+    """
+    token = _token.get(None)
     cancelled = False
     while not future.done():
         try:
             await asyncio.wait([future])
         except asyncio.CancelledError:
+            if token is not None and token.abandoned:
+                raise
             cancelled = True
     return cancelled

@@ -46,6 +46,11 @@ class Execution:
         self._stopping = True
         self.held.wake()
 
+    def abandon(self) -> None:
+        """Give the run back and wait no longer for what does not end; the next cancel ends every wait."""
+        self._cancelled.abandoned = True
+        self.held.release(SHUTDOWN)
+
     async def run(self) -> None:
         """Everything from here to the end of the run for this worker. Raises nothing."""
         try:

@@ -293,7 +293,8 @@ class Runtime:
         now_ms = self._clock.now_ms()
         if now_ms is not None and now_ms > offer.expires_at_ms + STALE_SLACK_MS:
             return  # long over; the log would refuse the claim anyway
-        if self._take(offer, optimistic=True):
+        # A new group begins with old offers. As long as the time is not known, only the log can tell what is over.
+        if self._take(offer, optimistic=now_ms is not None):
             return
         with self._lock:
             length_ms = offer.expires_at_ms - offer.at_ms

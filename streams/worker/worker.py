@@ -47,7 +47,8 @@ class Worker:
     tenant (by default that of the settings), or `all_tenants`. Workers of one `group` share the
     offers; by default all workers of the same tenant do. Each process start has an id of its own (`worker_id`:
     name, host, pid and a random part). On SIGTERM, or when `stop` is set, the worker takes no more runs, gives
-    bodies `grace_ms` to finish, stops the rest and gives their runs back.
+    bodies `grace_ms` to finish, stops the rest and gives their runs back. Tools in threads that do not stop either are
+    left behind.
     """
 
     def __init__(
@@ -179,9 +180,9 @@ class Worker:
             for execution in list(self._executions.values()):
                 execution.stop()
             await self._drained(STOP_MS)
-            for held in list(self._executions):
+            for held, execution in list(self._executions.items()):
                 log.warning("run %s did not stop in time; it is given back", held.offer.run_id)
-                held.release("shutdown")
+                execution.abandon()
         finally:
             await asyncio.to_thread(runtime.close, CLOSE_MS)
             for task in list(self._tasks):

@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import msgspec
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from onepen.cli.exit_codes import ExitCode
+from onepen.processors.state_keys import PARTITION_KEY
 from onepen.schemas.partitioning import partition_of
+from onepen.streams import topic_scan
+from onepen.streams.partition_mark import read_mark
+from onepen.streams.topic_scan import TopicScan
 from tests.conformance.worlds import wait_for
 from tests.integration.engine_world import PARTITIONS, EngineWorld
 from tests.integration.in_process import only, run_main
@@ -46,6 +52,34 @@ def decide(world: EngineWorld, *inputs: str) -> None:
     world.flush()
     with world.thread("s0"):
         wait_for(lambda: all(one in world.verdicts() for one in inputs), "verdicts")
+
+
+def test_a_commit_whose_markers_are_under_way_is_not_taken_for_a_torn_one(
+    world: EngineWorld, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group's offset may be stable while the marker of the same transaction is still to come in the state."""
+    decide(world, "in-1")
+    settings = world.settings("s0")
+    with TopicScan(settings, world.topics.state) as state:
+        mark = read_mark(state, HERE)
+    assert mark is not None
+    world.prompt("s", "in-2")
+    world.flush()
+    commit(world, mark.next_input_offset + 1)
+    later = msgspec.structs.replace(mark, next_input_offset=mark.next_input_offset + 1)
+    own = {"transactional.id": f"{world.prefix}.other", "transaction.timeout.ms": 15_000}
+    writer = Producer(settings.kafka_client(own))
+    writer.init_transactions(20)
+    writer.begin_transaction()
+    writer.produce(world.topics.state, later.encode(), key=PARTITION_KEY, partition=HERE)
+    writer.flush(20)
+    monkeypatch.setattr(topic_scan, "STANDS_STILL_S", 0.5)
+    code, found, err = run("mend", str(HERE))
+    assert (code, found, "transaction open" in err) == (ExitCode.NO_ANSWER, {}, True)
+    writer.commit_transaction(20)
+    monkeypatch.setattr(topic_scan, "STANDS_STILL_S", 60.0)
+    code, found, _ = run("mend", str(HERE))
+    assert (code, found["verdict"]) == (0, "agree")
 
 
 def test_a_torn_partition_is_refused_and_mended_by_its_record(

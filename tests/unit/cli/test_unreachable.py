@@ -16,7 +16,7 @@ import typer
 from onepen.cli import main, send_command, submission
 from onepen.cli.app import build
 from onepen.cli.exit_codes import ExitCode
-from onepen.streams import outside_reader, partition_mending
+from onepen.streams import partition_mending
 from onepen.streams.deadline import Deadline
 
 NOWHERE = "127.0.0.1:9"
@@ -89,7 +89,6 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     whole = Deadline.__init__
     monkeypatch.setattr(Deadline, "__init__", lambda self, timeout_ms: whole(self, min(timeout_ms, WAIT_MS)))
     for module, name, value in (
-        (outside_reader, "ANSWER_TIMEOUT_S", WAIT_MS / 1000),
         (partition_mending, "ANSWER_S", WAIT_MS / 1000),
         (submission, "CLOSE_MS", WAIT_MS),
         (send_command, "CLOSE_MS", WAIT_MS),

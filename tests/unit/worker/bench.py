@@ -112,11 +112,15 @@ class Bench:
         offer = next(o for o in reversed(self.offers) if session_id in (None, o.session_id))
         machine = Machine(offer, worker_id, 0, optimistic=optimistic)
         held = HeldRun(machine, self.send, asyncio.get_running_loop(), self.clocks)
+        held.claim()
+        return self.execute(held, body)
+
+    def execute(self, held: HeldRun, body: Body) -> Running:
+        """Run the body of a run that was claimed."""
         self.helds.append(held)
         cancelled = CancelToken()
         context = RunContext(held, cancelled, self, Contents(1, self.store, erasable=self.erasable))
         execution = Execution(held, body, context, cancelled)
-        held.claim()
         return Running(held, execution, asyncio.ensure_future(execution.run()))
 
     def before(self, offer: Offer, timeout_ms: int) -> list[Event]:
