@@ -89,6 +89,8 @@ def read_topic(
     consumer = _consumer(settings, isolation)
     records: list[RawRecord] = []
     try:
+        # It learns the leaders by that; else its first read would wait up to a second for them.
+        partition_counts(consumer, [topic], Deadline(ANSWER_MS), settings.bootstrap)
         consumer.assign([TopicPartition(topic, p, begin[p]) for p in missing])
         last_moment = time.monotonic() + timeout_ms / 1000
         while missing:

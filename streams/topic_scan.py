@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, KafkaException, TopicPartition
 
 from onepen.schemas.errors import Fatal, Retryable
 from onepen.streams import kafka_clients
@@ -39,8 +39,8 @@ class TopicScan:
         self.topic = topic
         self._bootstrap = settings.bootstrap
         self._log_append_time = log_append_time
-        # Of its own: the other one would be told the last stable offset, and an open transaction would go unseen.
-        self._watermarks = watermark_reader(settings)
+        self._settings = settings
+        self._watermarks: Consumer | None = None
         self._consumer = kafka_clients.consumer(
             settings.kafka_client(
                 {
@@ -63,7 +63,8 @@ class TopicScan:
 
     def __exit__(self, *_: object) -> None:
         self._consumer.close()
-        self._watermarks.close()
+        if self._watermarks is not None:
+            self._watermarks.close()
 
     def partitions(self) -> int:
         """How many partitions the topic has. Raises `Retryable` when it does not exist or nobody answers."""
@@ -71,6 +72,11 @@ class TopicScan:
 
     def ends(self, partition: int) -> tuple[int, int]:
         """(first kept offset, high watermark): behind all that was written, decided or not. Raises `Retryable`."""
+        # Asked by a client of its own: the other one would be told the last stable offset, and an open transaction
+        # would go unseen. That one learns the leaders here; else its first read would wait up to a second for them.
+        if self._watermarks is None:
+            self.partitions()
+            self._watermarks = watermark_reader(self._settings)
         return ends(self._watermarks, self.topic, partition, Deadline(ANSWER_MS), self._bootstrap)
 
     def read(self, partition: int, start: int, end: int) -> Iterator[RawRecord]:
