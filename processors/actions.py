@@ -143,9 +143,8 @@ def finished(turn: Turn, payload: Payload, raw: bytes, no: int) -> Reason | None
     if not (id_ok(payload.get("actionKey")) and id_ok(payload.get("name")) and payload.get("status") in ends):
         return Reason.INVALID
     action = turn.session.actions.get(pair(payload["name"], payload["actionKey"]))
-    if action is None or action.state != ActionState.PERMITTED or action.run_id != turn.run.run_id:
-        return Reason.NOT_OPEN
-    if not ends_permit(payload, action):
+    open_here = action is not None and action.state == ActionState.PERMITTED and action.run_id == turn.run.run_id
+    if action is None or not open_here or not ends_permit(payload, action):
         return Reason.NOT_OPEN
     if action.repeats_doubt and payload["status"] == ActionState.NOT_PERFORMED:
         # Only the repeat did not take place; what was in doubt before it is so still.

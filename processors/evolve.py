@@ -218,13 +218,14 @@ def _action_requested(session: Session, run: Run, event: EventDraft, payload: Pa
     )
     run.action_requests += 1
     _open(session, run, BranchKind.ACTION, name, payload["name"], event.at_ms)
-    if run.doubts and not repeats_doubt:
-        _no_doubt(run, payload)
+    if not repeats_doubt:
+        no_doubt(run, payload["name"], payload["actionKey"])
 
 
-def _no_doubt(run: Run, payload: Payload) -> None:
-    who = (payload["name"], payload["actionKey"])
-    run.doubts = tuple(doubt for doubt in run.doubts if doubt != who)
+def no_doubt(run: Run, name: str, key: str) -> None:
+    """The action is in doubt no more."""
+    if run.doubts:
+        run.doubts = tuple(doubt for doubt in run.doubts if doubt != (name, key))
 
 
 def _action_permitted(session: Session, run: Run, event: EventDraft, payload: Payload) -> None:
@@ -261,8 +262,7 @@ def _action_finished(session: Session, run: Run, event: EventDraft, payload: Pay
         ),
     )
     _close(session, run, BranchKind.ACTION, name, event.at_ms, ended)
-    if run.doubts:
-        _no_doubt(run, payload)
+    no_doubt(run, action.name, action.key)
 
 
 def _action_voided(session: Session, run: Run, event: EventDraft, payload: Payload) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from onepen.processors.actions import ends_permit
 from onepen.processors.approvals import meant
+from onepen.processors.evolve import no_doubt
 from onepen.processors.session import Action, forgotten
 from onepen.processors.state_keys import pair
 from onepen.processors.turn import Turn
@@ -85,7 +86,7 @@ def _settle(turn: Turn, name: str, action: Action, status: str, by: dict[str, An
     turn.session.actions.put(name, settled)
     run = turn.session.head.run
     if run is not None:
-        run.doubts = tuple(doubt for doubt in run.doubts if doubt != (action.name, action.key))
+        no_doubt(run, action.name, action.key)
     turn.receipts.append(
         Receipt(
             kind="action",

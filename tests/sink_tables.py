@@ -57,6 +57,20 @@ async def writing(dsn: str) -> AsyncIterator[Writer]:
         await writer.close()
 
 
+@asynccontextmanager
+async def table_locked(dsn: str, table: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """Batches that come to this table wait until the block ends. The connection is the one that holds the lock."""
+    blocker = await asyncpg.connect(dsn)
+    try:
+        hold = blocker.transaction()
+        await hold.start()
+        await blocker.execute(f"lock table {table} in share row exclusive mode")
+        yield blocker
+        await hold.rollback()
+    finally:
+        await blocker.close()
+
+
 async def dump(dsn: str) -> dict[str, list[str]]:
     """Every table's rows as text, sorted."""
     connection = await asyncpg.connect(dsn)

@@ -72,7 +72,7 @@ class EventLog:
         while not self.caught_up:
             if (event := self.poll()) is not None:
                 yield event  # for as long as the reader of the output likes
-            if (now_at := sum(self._tail.next_offsets.values())) != at or event is not None:
+            if (now_at := sum(self._tail.next_offsets.values())) != at:
                 at, moved_s = now_at, time.monotonic()
             elif time.monotonic() - moved_s > STANDS_STILL_S:
                 raise Retryable(f"the log is not read on for {STANDS_STILL_S:.0f} s; is a broker away?")

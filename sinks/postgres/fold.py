@@ -32,7 +32,7 @@ from onepen.sinks.postgres.members import (
     text_of,
 )
 from onepen.sinks.postgres.object_uris import ALL_OBJECTS, object_uri
-from onepen.sinks.postgres.payloads import parsed, stored
+from onepen.sinks.postgres.payloads import check_writable, parsed, stored
 from onepen.sinks.postgres.rows import (
     ActionKey,
     Changes,
@@ -84,7 +84,7 @@ def _check_event(event: Event) -> None:
     payload = parsed(event.payload)
     if not isinstance(payload, dict):
         raise Poison("payload_not_json", "not an object")
-    stored(event.payload, payload)
+    check_writable(event.payload, payload)
     if event.type == ev.RUN_FINISHED and text_of(payload, "terminalStatus") not in TERMINAL:
         raise Poison("unknown_status", str(payload.get("terminalStatus")))
     if event.seq < 1 or event.run_no < 1:
@@ -96,7 +96,7 @@ def _check_receipt(receipt: Receipt) -> None:
         raise Poison("unknown_kind", receipt.kind)
     detail = None if receipt.detail is None else parsed(receipt.detail)
     if receipt.detail is not None:
-        stored(receipt.detail, detail)
+        check_writable(receipt.detail, detail)
     if receipt.kind == "action" and not (
         isinstance(detail, dict) and all(isinstance(detail.get(name), str) for name in ("name", "actionKey", "status"))
     ):

@@ -14,9 +14,9 @@ from typing import Any, Final
 import orjson
 
 from onepen.schemas.errors import Poison
-from onepen.schemas.strict_json import canonical
+from onepen.schemas.strict_json import canonical, too_deep
 
-__all__ = ["parsed", "received", "stored"]
+__all__ = ["check_writable", "parsed", "received", "stored"]
 
 NUL: Final = "\x00"
 NUL_SHOWN: Final = "�"
@@ -44,6 +44,12 @@ def stored(raw: bytes, value: Any) -> tuple[str, bytes | None]:
     if b"\\u0000" in raw:
         text = _rendered(_without_nul(value))
     return text.decode(), raw
+
+
+def check_writable(raw: bytes, value: Any) -> None:
+    """Raise what `stored` would. Only nesting can be refused, and little of it never is."""
+    if too_deep(raw):
+        stored(raw, value)
 
 
 def received(payload: str, raw: bytes | None) -> bytes:

@@ -178,18 +178,20 @@ def doubts_stand(evidence: Evidence) -> list[Violation]:
             for other in of_name:
                 if _settled(settled.get(other, []), doubts[other], one):
                     del doubts[other]
+            if kind == ACTION_PERMITTED and key not in excused:
+                beside = [doubts[other] for other in of_name if other != key and other in doubts]
+                found += [
+                    Violation("permits", str(one), f"permitted beside {doubt}")
+                    for doubt in beside
+                    if _same(lineages, doubt, one)
+                ]
             if kind == ACTION_REQUESTED:
                 (excused.add if key in doubts else excused.discard)(key)
-            for other in of_name:
-                doubt = doubts.get(other)
-                if doubt is None:
-                    continue
-                if other == key and kind == ACTION_REQUESTED and one.payload.get("resolution") not in RESOLUTIONS:
-                    found.append(Violation("permits", str(one), f"asked for anew, in doubt since {doubt}"))
-                elif other != key and kind == ACTION_PERMITTED and _same(lineages, doubt, one) and key not in excused:
-                    found.append(Violation("permits", str(one), f"permitted beside {doubt}"))
-            if kind == ACTION_REQUESTED and one.payload.get("resolution") != REPEAT:
-                doubts.pop(key, None)
+                resolution = one.payload.get("resolution")
+                if key in doubts and resolution not in RESOLUTIONS:
+                    found.append(Violation("permits", str(one), f"asked for anew, in doubt since {doubts[key]}"))
+                if resolution != REPEAT:
+                    doubts.pop(key, None)
         elif kind == ACTION_FINISHED and one.payload.get("status") != "not_performed":
             doubts.pop(key, None)
         elif kind == ACTION_FINISHED and key in doubts:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import asyncpg
 import pytest
 
 from onepen.sinks.postgres import writer as writer_module
@@ -20,7 +19,7 @@ from tests.event_streams import Generator
 from tests.integration.running_sink import PARTITIONS, RunningSink, caught_up, produce, wait_until
 from tests.integration.test_sink_writer import batch, event, forget, lock_waiters, login
 from tests.services import run_coroutine
-from tests.sink_tables import fetchval, on_tables, writing
+from tests.sink_tables import fetchval, on_tables, table_locked, writing
 
 pytestmark = pytest.mark.integration
 
@@ -102,19 +101,14 @@ def test_a_batch_at_work_is_not_ended_however_long(fresh_dsn: str, monkeypatch: 
     monkeypatch.setattr(writer_module, "FROZEN_S", 0.0)
 
     async def test(dsn: str) -> None:
-        blocker = await asyncpg.connect(dsn)
         async with writing(dsn) as old, writing(dsn) as new:
             claim = await old.claim(("events", 0))
-            hold = blocker.transaction()
-            await hold.start()
-            await blocker.execute("lock table agent_runs in share row exclusive mode")
-            writing_task = asyncio.create_task(old.write([batch(claim, event("s", 1, 1, "run.started"))]))
-            await lock_waiters(dsn, 1)
-            assert await new.claim_free([claim.place]) == []
-            await hold.rollback()
+            async with table_locked(dsn, "agent_runs"):
+                writing_task = asyncio.create_task(old.write([batch(claim, event("s", 1, 1, "run.started"))]))
+                await lock_waiters(dsn, 1)
+                assert await new.claim_free([claim.place]) == []
             assert (await writing_task).done == {claim.place}
             assert (await new.claim(claim.place)).next_offset == 1
-        await blocker.close()
 
     on_tables(test, fresh_dsn)
 

@@ -22,7 +22,7 @@ from onepen.sinks.postgres.rows import Placed
 from onepen.sinks.postgres.writer import Slice, Writer
 from tests.event_streams import START_MS, Generator, Streams
 from tests.services import run_coroutine
-from tests.sink_tables import dump, fetchval, on_tables, placed, write_all, writing
+from tests.sink_tables import dump, fetchval, on_tables, placed, table_locked, write_all, writing
 
 
 async def write_streams(writer: Writer, streams: Streams, cuts: tuple[int, ...] = ()) -> None:
@@ -193,20 +193,15 @@ def test_one_fenced_partition_does_not_hold_the_others(fresh_dsn: str) -> None:
 
 def test_b46_a_claim_waits_for_the_batch_that_is_being_written(fresh_dsn: str) -> None:
     async def test(dsn: str) -> None:
-        blocker = await asyncpg.connect(dsn)
         async with writing(dsn) as old, writing(dsn) as new:
             claim = await old.claim(("events", 0))
-            hold = blocker.transaction()
-            await hold.start()
-            await blocker.execute("lock table agent_runs in share row exclusive mode")
-            writing_task = asyncio.create_task(old.write([batch(claim, event("s", 1, 1, "run.started"))]))
-            await lock_waiters(dsn, 1)
-            taking = asyncio.create_task(new.claim(("events", 0)))
-            await lock_waiters(dsn, 2)
-            await hold.rollback()
+            async with table_locked(dsn, "agent_runs"):
+                writing_task = asyncio.create_task(old.write([batch(claim, event("s", 1, 1, "run.started"))]))
+                await lock_waiters(dsn, 1)
+                taking = asyncio.create_task(new.claim(("events", 0)))
+                await lock_waiters(dsn, 2)
             assert (await writing_task).done == {claim.place}
             assert (await taking).next_offset == 1
-        await blocker.close()
 
     on_tables(test, fresh_dsn)
 
@@ -513,25 +508,20 @@ def test_a_backend_terminated_inside_of_a_batch(fresh_dsn: str, table: str) -> N
     async def test(dsn: str) -> None:
         outages: list[str | None] = []
         writer = Writer(dsn, outage=outages.append)
-        blocker = await asyncpg.connect(dsn)
         try:
             claim = await writer.claim(("events", 0))
-            hold = blocker.transaction()
-            await hold.start()
-            await blocker.execute(f"lock table {table} in share row exclusive mode")
-            task = asyncio.create_task(writer.write([batch(claim, event("s", 1, 1, "run.started"))]))
-            await lock_waiters(dsn, 1)
-            await blocker.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity"
-                " where datname = current_database() and wait_event_type = 'Lock'"
-            )
-            await hold.rollback()
+            async with table_locked(dsn, table) as blocker:
+                task = asyncio.create_task(writer.write([batch(claim, event("s", 1, 1, "run.started"))]))
+                await lock_waiters(dsn, 1)
+                await blocker.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity"
+                    " where datname = current_database() and wait_event_type = 'Lock'"
+                )
             assert (await task).done == {claim.place}
             assert await fetchval(dsn, "select count(*) from agent_run_events") == 1
             assert outages[-1] is None
             assert "waiting" in str(outages[0])
         finally:
-            await blocker.close()
             await writer.close()
 
     on_tables(test, fresh_dsn)
