@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from onepen.schemas.errors import Retryable
 from onepen.streams import topic_scan
@@ -16,6 +15,7 @@ from onepen.streams.log_tail import CursorAhead, LogTail
 from onepen.streams.outside_reader import end_offsets, read_topic
 from onepen.streams.settings import Settings
 from onepen.streams.topic_scan import TopicScan, stable_end
+from tests.conformance.worlds import create_topics
 
 pytestmark = pytest.mark.integration
 WAIT_MS = 60_000
@@ -24,8 +24,7 @@ WAIT_MS = 60_000
 @pytest.fixture
 def settings(kafka_bootstrap: str, topic_prefix: str, tmp_path: Path) -> Settings:
     made = Settings(bootstrap=kafka_bootstrap, prefix=topic_prefix, partitions=1, data_dir=tmp_path)
-    admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
-    admin.create_topics([NewTopic(made.topics.events, 1, 1)])[made.topics.events].result(30)
+    create_topics(kafka_bootstrap, made.topics, made.partitions)
     return made
 
 

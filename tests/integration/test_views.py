@@ -8,7 +8,6 @@ import orjson
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from onepen.schemas.codec import seal
 from onepen.schemas.events import RUN_FINISHED, RUN_STARTED, Cause, EventDraft
@@ -17,6 +16,7 @@ from onepen.streams.deadline import Deadline
 from onepen.streams.outside_reader import end_offsets, read_topic
 from onepen.streams.settings import Settings
 from onepen.streams.views import VIEWS_FILE, Active, Outcome, Views, read_views, run_views
+from tests.conformance.worlds import create_topics
 
 TIMEOUT_MS = 30_000
 Write = Callable[..., None]
@@ -34,8 +34,7 @@ def event(session: str, run_no: int, seq: int, kind: str, at_ms: int = MINUTE, *
 @pytest.fixture
 def settings(kafka_bootstrap: str, topic_prefix: str, tmp_path: Path) -> Settings:
     made = Settings(bootstrap=kafka_bootstrap, prefix=topic_prefix, partitions=2, data_dir=tmp_path)
-    admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
-    admin.create_topics([NewTopic(made.topics.events, 2, 1)])[made.topics.events].result(30)
+    create_topics(kafka_bootstrap, made.topics, made.partitions)
     return made
 
 
